@@ -154,7 +154,6 @@ def _at_least_one(text: str) -> int:
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--encoder", default="tapfm-pocket", help="architecture, with random weights")
     parser.add_argument("--device", default="cpu")

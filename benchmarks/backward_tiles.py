@@ -9,7 +9,7 @@ weighted sum of contributions. Prints Markdown: the mean squared error of the sa
 norm of the whole gradient, for n of K tiles that are sampled
     uniform        with equal probabilities
     by importance  with probabilities from the gradients at the aggregator, as `adaptation.backward_tiles` does
-    lower bound    with probabilities from the norms of the contributions, which needs backward through all tiles
+    lower bound    with probabilities from the norms of the contributions, which need a backward pass of all tiles
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Row:
     lower_bound: float
 
 
-def make_slide(planned: PlannedSlide, encoder: VitEncoder) -> Slide:
-    slide = render_slide(planned)
+def make_slide(planned_slide: PlannedSlide, encoder: VitEncoder) -> Slide:
+    slide = render_slide(planned_slide)
     positions, side_px0 = slide.truth.default_grid()
     tissue = slide.truth.coverage(slide.truth.tissue, positions, side_px0) > 0.5
     size = (encoder.tile_px, encoder.tile_px)
@@ -87,7 +87,7 @@ def make_slide(planned: PlannedSlide, encoder: VitEncoder) -> Slide:
     with torch.no_grad():
         encoded = [encoder(batch) for batch in tiles.split(64)]
     z_KD, r_K = (torch.cat(parts) for parts in zip(*encoded, strict=True))
-    return Slide(tiles, EncodedTiles(z_KD, r_K), encode_labels([planned.labels[TARGET]]))
+    return Slide(tiles, EncodedTiles(z_KD, r_K), encode_labels([planned_slide.labels[TARGET]]))
 
 
 def train_aggregator(make: Callable[[int], nn.Module], slides: list[Slide], steps: int) -> nn.Module:

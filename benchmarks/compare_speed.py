@@ -84,7 +84,7 @@ class Version:
     commit: str  # for messages
     source: Path
     work_folder: Path  # for the files that its commands write
-    script: str  # the command line's name and entry point in pyproject.toml
+    script: str  # name of the command; pyproject.toml maps it to a function in a module
     module: str
     function: str
 
@@ -116,7 +116,7 @@ class Version:
         return seconds
 
     def run_command(self, *arguments: str | Path) -> None:
-        """Run a command of this version's command line."""
+        """Run a command of this version, for example `tapfm tile`."""
         program = RUN_COMMAND.format(module=self.module, function=self.function)
         self.run(f"{self.script} {arguments[0]}", ["-c", program, *arguments])
 
@@ -129,7 +129,7 @@ class Version:
         """Check that its processes import its own code, not an installed package."""
         package = self.module.partition(".")[0]
         program = f"import sys, {package}; sys.exit(not {package}.__file__.startswith(sys.argv[1]))"
-        self.run(f"importing {package} from its own source", ["-c", program, self.source / "src"])
+        self.run(f"importing {package} from {self.source / 'src'}", ["-c", program, self.source / "src"])
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def time_step(version: Version) -> Times:
     assert script is not None
     version.run(script.name, [script, *STEP_OPTIONS, "--json", results])
     rows = json.loads(results.read_text())["rows"]
-    # older versions write "way"
+    # older versions use the key "way"
     return {f"adaptation step, {row.get('strategy') or row['way']}": row["median_s"] for row in rows}
 
 
@@ -283,7 +283,7 @@ def measure(versions: Sequence[Version], parts: Sequence[str], repeats: int) -> 
 
 
 def compare(old: Sequence[Times], new: Sequence[Times]) -> list[Row]:
-    """Compare the benchmarks that both versions have. The ratios are of paired repeats."""
+    """Compare the benchmarks that both versions have. Each repeat has its own ratio."""
     rows = []
     for benchmark in (name for name in old[0] if name in new[0]):
         old_times, new_times = ([repeat[benchmark] for repeat in each] for each in (old, new))
@@ -295,12 +295,12 @@ def compare(old: Sequence[Times], new: Sequence[Times]) -> list[Row]:
 
 def format_table(rows: Sequence[Row]) -> str:
     lines = [
-        "| benchmark | old, median | new, median | time new/old (lower is better) | min..max |",
+        "| benchmark | old, median | new, median | time new/old (lower is better) | range |",
         "|---|--:|--:|--:|--:|",
     ]
     lines += [
         f"| {row.benchmark} | {format_seconds(row.old_s)} | {format_seconds(row.new_s)} | {row.ratio:.2f} | "
-        f"{row.lowest_ratio:.2f}..{row.highest_ratio:.2f} |"
+        f"{row.lowest_ratio:.2f} to {row.highest_ratio:.2f} |"
         for row in rows
     ]
     return "\n".join(lines)

@@ -58,7 +58,7 @@ class Row:
     data_wait_fraction: float
 
 
-class IgnoreEvents:
+class NullListener:
     """Checkpoint writer and training listener that does nothing."""
 
     def save_last(self, learner: Learner, progress: RunProgress) -> None: ...
@@ -101,7 +101,7 @@ def measure_augmentation(device: torch.device, tile_px: int, *, compiled: bool, 
         tiles.pin_memory() if device.type == "cuda" else tiles, Augmentation(), 0, device=device, compiled=compiled
     )
     seconds = []
-    for _ in range(5):  # the fastest counts; the first one compiles
+    for _ in range(5):  # the result is the fastest repeat; the first one compiles
         start = time.perf_counter()
         for first in range(0, len(bag), chunk):
             bag[first : first + chunk]
@@ -140,9 +140,9 @@ def measure_training(learner: Learner, paths: list[Path], tiles: int, epochs: in
         prefetch_bytes=2**30,
     )
     labelled = [LabelledSlide(name, name, {"target": i % 2}, "train") for i, name in enumerate(slides)]
-    ignored = IgnoreEvents()
+    listener = NullListener()
     settings = TrainingSettings(epochs=epochs + 1, tiles_per_slide=tiles)
-    history = fit(learner, bags, labelled, [], settings, ignored, ignored).history[1:]
+    history = fit(learner, bags, labelled, [], settings, listener, listener).history[1:]
     seconds = sum(row["seconds"] for row in history)
     waited = sum(row["data_wait_fraction"] * row["seconds"] for row in history)
     return Row(workers, sum(row["tiles"] for row in history) / seconds, waited / seconds)
@@ -153,9 +153,11 @@ def main() -> None:
     parser.add_argument("--encoder", default="uni")
     parser.add_argument("--tiles", type=int, default=300, help="tiles per slide and step")
     parser.add_argument("--slides", type=int, default=8)
-    parser.add_argument("--epochs", type=int, default=10, help="timed epochs; few make prefetched tiles count more")
+    parser.add_argument(
+        "--epochs", type=int, default=10, help="timed epochs; with few, tiles that were prefetched affect the speed"
+    )
     parser.add_argument("--workers", type=int, nargs="*", default=[0, 1, 2, 4, 16])
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     learner = make_learner(arguments.encoder, device)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from real_tiles import ENCODE_BATCH, WEIGHT_DECAY, Bags, Rows, Tissue, mean_auc
+from real_tiles import ENCODE_BATCH, WEIGHT_DECAY, Bags, Rows, TileDataset, mean_auc
 from torch import Tensor
 
 import tapfm
@@ -89,16 +89,16 @@ def compare_precisions(arguments: argparse.Namespace) -> Iterator[Row]:
     device = torch.device(arguments.device)
     encoder = load_encoder(arguments.encoder, weights=arguments.weights, tile_px=arguments.tile_px).encoder
     encoder = encoder.to(device).eval()
-    tissue = Tissue(arguments.tiles, arguments.tile_px)
-    all_tiles, test_tiles = np.arange(len(tissue.pixels)), tissue.tiles_in("test")  # training tiles only in float32
+    dataset = TileDataset(arguments.tiles, arguments.tile_px)
+    all_tiles, test_tiles = np.arange(len(dataset.pixels)), dataset.tiles_in("test")  # training tiles only in float32
     features = {
-        precision: encode_tiles(encoder, tissue.pixels, precision, all_tiles if precision == "float32" else test_tiles)
+        precision: encode_tiles(encoder, dataset.pixels, precision, all_tiles if precision == "float32" else test_tiles)
         for precision in PRECISIONS
     }
     for name in AGGREGATORS:
         for tiles in arguments.bag_tiles:
-            training = tissue.sample_bags("train", "binary", tiles, arguments.training_bags, 0)
-            test = tissue.sample_bags("test", "binary", tiles, arguments.test_bags)
+            training = dataset.sample_bags("train", "binary", tiles, arguments.training_bags, 0)
+            test = dataset.sample_bags("test", "binary", tiles, arguments.test_bags)
             aggregator = train_aggregator(name, features["float32"], training, arguments.epochs)
             logits = {precision: predict_bags(aggregator, each, test) for precision, each in features.items()}
             exact = sigmoid(logits["float32"])
@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--test-bags", type=int, default=300)
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
     arguments = parser.parse_args()
     rows = list(compare_precisions(arguments))
     about = f"{arguments.encoder} at {arguments.tile_px} px, {arguments.test_bags} test bags; {arguments.device}"

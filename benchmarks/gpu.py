@@ -64,11 +64,11 @@ class Row:
     tiles: int
     limit_gib: float | None
     tiles_per_s: float | None
-    peak_gib: float | None = None  # of tensors
-    reserved_gib: float | None = None  # by torch
+    peak_gib: float | None = None  # allocated by tensors
+    reserved_gib: float | None = None  # by torch's allocator
     predicted_gib: float | None = None
     ratio: float | None = None
-    peak_fraction: float | None = None
+    peak_fraction: float | None = None  # of the speed of a matrix product
 
 
 class HostTiles:
@@ -103,7 +103,7 @@ class Bench:
         self.rows.append(row)
         speed = "does not fit" if row.tiles_per_s is None else f"{row.tiles_per_s:,.1f} tiles/s"
         memory = (
-            "" if row.peak_gib is None else f", {row.peak_gib:.1f} GiB of tensors, {row.reserved_gib:.1f} GiB reserved"
+            "" if row.peak_gib is None else f", {row.peak_gib:.1f} GiB allocated, {row.reserved_gib:.1f} GiB reserved"
         )
         print(f"  {row.task}: {speed}{memory} [{row.strategy}]", flush=True)
 
@@ -113,18 +113,18 @@ class Bench:
         seconds = statistics.median(time_on_gpu(lambda: a @ b) for _ in range(20))
         self.peak_flop_per_s = 2 * 8192**3 / seconds
         self.results["matrix_peak_tflop_per_s"] = self.peak_flop_per_s / 1e12
-        print(f"bfloat16 matrix product: {self.peak_flop_per_s / 1e12:.0f} TFLOP/s", flush=True)
+        print(f"matrix peak (bfloat16 matrix product): {self.peak_flop_per_s / 1e12:.0f} TFLOP/s", flush=True)
 
-    def encode(self) -> None:
+    def compare_encoding(self) -> None:
         """Measure inference: eager under autocast, as in published code, and as in `tapfm predict`."""
-        reference = self.encode_with_autocast()
+        reference = self.measure_autocast_encoding()
         for precision in ("bfloat16", "float8"):
-            self.encode_prepared(precision, reference)
+            self.measure_prepared_encoding(precision, reference)
             free_memory()
 
     @torch.no_grad()
-    def encode_with_autocast(self) -> Row:
-        encoder = random_encoder(GIANT).eval()
+    def measure_autocast_encoding(self) -> Row:
+        encoder = build_random_encoder(GIANT).eval()
 
         def encode_with_autocast() -> None:
             with torch.autocast("cuda", torch.bfloat16):
@@ -132,8 +132,8 @@ class Bench:
 
         return self.measure_encoding("autocast, eager", encode_with_autocast, 64)
 
-    def encode_prepared(self, precision: Any, reference: Row) -> None:
-        prepared = prepare_encoder(random_encoder(GIANT).eval(), precision, compiled=True)
+    def measure_prepared_encoding(self, precision: Any, reference: Row) -> None:
+        prepared = prepare_encoder(build_random_encoder(GIANT).eval(), precision, compiled=True)
         for batch in (64, 128):
             strategy = f"{precision}, compiled, batches of {batch}"
             row = self.measure_encoding(strategy, partial(prepared.encode, self.pixels[:512], batch), 512)
@@ -154,13 +154,13 @@ class Bench:
         self, encoder: str, tiles: int, limits_gib: list[float], *, reference: bool = True, **settings: Any
     ) -> None:
         """Measure the reference step, and tapfm's step as planned for each memory limit."""
-        reference_speed = self.reference_step(encoder, tiles) if reference else None
+        reference_speed = self.measure_reference_step(encoder, tiles) if reference else None
         for limit_gib in limits_gib:
-            self.planned_step(encoder, tiles, limit_gib, reference_speed, **settings)
+            self.measure_planned_step(encoder, tiles, limit_gib, reference_speed, **settings)
 
-    def reference_step(self, key: str, tiles: int) -> float | None:
+    def measure_reference_step(self, key: str, tiles: int) -> float | None:
         """Measure a step as in published code: one graph, fp16 autocast, a hook that computes the N x N attention."""
-        encoder = random_encoder(key).train()
+        encoder = build_random_encoder(key).train()
         aggregator = ClsAttention(encoder.feature_size).to(DEVICE)
         vit, inputs = encoder.vit, list[Tensor]()
         attn = vit.blocks[-1].attn
@@ -187,11 +187,11 @@ class Bench:
             optimizer.zero_grad()
             aggregator_optimizer.zero_grad()
 
-        speed, peak, reserved = run_steps(step, tiles, warm_up=tiles)
+        speed, peak, reserved = run_steps(step, tiles, warmup_tiles=tiles)
         self.add(Row(f"{key}: full step", "reference", tiles, None, speed, peak, reserved, ratio=1.0))
         return speed
 
-    def planned_step(
+    def measure_planned_step(
         self,
         key: str,
         tiles: int,
@@ -203,20 +203,20 @@ class Bench:
     ) -> None:
         """Measure tapfm's step with a memory limit."""
         with limit_memory(limit_gib):
-            self.add(self.planned_row(key, tiles, limit_gib, reference_speed, scope=scope, **settings))
+            self.add(self.time_planned_step(key, tiles, limit_gib, reference_speed, scope=scope, **settings))
 
-    def planned_row(
+    def time_planned_step(
         self, key: str, tiles: int, limit_gib: float, reference_speed: float | None, *, scope: str, **settings: Any
     ) -> Row:
         """Build a learner and time its steps. Its memory is freed on return."""
-        learner, plan, shape = planned_learner(key, tiles, limit_gib, scope=scope, **settings)
+        learner, plan, shape = build_planned_learner(key, tiles, limit_gib, scope=scope, **settings)
         bag = make_bag(HostTiles(self.pixels, tiles))
-        few = make_bag(HostTiles(self.pixels, min(tiles, 2 * plan.chunk)))
+        warmup_bag = make_bag(HostTiles(self.pixels, min(tiles, 2 * plan.chunk)))
 
         def step(count: int) -> None:
-            learner.train_step(bag if count == tiles else few, TARGETS, update=True, slide_id="slide")
+            learner.train_step(bag if count == tiles else warmup_bag, TARGETS, update=True, slide_id="slide")
 
-        speed, peak, reserved = run_steps(step, tiles, warm_up=len(few.rows))
+        speed, peak, reserved = run_steps(step, tiles, warmup_tiles=len(warmup_bag.rows))
         strategy = (
             f"{plan.strategy}, chunks of {plan.chunk}, {plan.graphs_kept} graphs kept; "
             if plan.strategy != "one-pass"
@@ -260,10 +260,10 @@ class Bench:
             print(
                 f"  {name}: cosine {cosine:.6f}, relative norm {float(gradient.norm() / exact.norm()):.4f}", flush=True
             )
-        curves = {"float32": self.loss_curve(make_learner(rate=1e-5))}
+        curves = {"float32": self.compute_losses(make_learner(rate=1e-5))}
         for name in ("bfloat16, compiled, chunks of 7", "float16 autocast, loss scale"):
             chunking, optimiser_settings, options = variants[name]
-            curves[name] = self.loss_curve(make_learner(chunking, optimiser_settings, rate=1e-5, **options))
+            curves[name] = self.compute_losses(make_learner(chunking, optimiser_settings, rate=1e-5, **options))
         self.results["curves"] = curves
         print("every fifth loss of 30 steps over 6 slides, with a fixed seed:", flush=True)
         for name, losses in curves.items():
@@ -273,7 +273,7 @@ class Bench:
                 flush=True,
             )
 
-    def loss_curve(self, learner: Learner) -> list[float]:
+    def compute_losses(self, learner: Learner) -> list[float]:
         """Return the losses of 30 steps on six slides in turn, three of them positive."""
         learner.start_epoch(0)
         losses = []
@@ -284,9 +284,9 @@ class Bench:
             losses.append(report.loss_agg)
         return torch.stack(losses).tolist()
 
-    def profile(self, key: str, tiles: int, limit_gib: float) -> str:
+    def profile_step(self, key: str, tiles: int, limit_gib: float) -> str:
         """Return a table of the kernels of one step with their times."""
-        learner, _, _ = planned_learner(key, tiles, limit_gib)
+        learner, _, _ = build_planned_learner(key, tiles, limit_gib)
         bag = make_bag(HostTiles(self.pixels, tiles))
         for _ in range(3):
             learner.train_step(bag, TARGETS, update=True, slide_id="slide")
@@ -297,12 +297,13 @@ class Bench:
 
     def format_table(self) -> str:
         lines = [
-            "| | K | limit GiB | tiles/s | x reference | tensors GiB | reserved GiB | predicted GiB | strategy |",
+            "| | K | limit, GiB | tiles/s | speed / reference | allocated, GiB | reserved, GiB | predicted, GiB "
+            "| strategy |",
             "|---|--:|--:|--:|--:|--:|--:|--:|---|",
         ]
         for row in self.rows:
-            fraction = f" ({row.peak_fraction:.0%} of matrix product)" if row.peak_fraction else ""
-            speed = "does not fit" if row.tiles_per_s is None else f"{row.tiles_per_s:,.0f}{fraction}"
+            fraction = f"; {row.peak_fraction:.0%} of the matrix peak" if row.peak_fraction else ""
+            speed = "does not fit" if row.tiles_per_s is None else f"{row.tiles_per_s:,.0f}"
             cells = [
                 row.task,
                 f"{row.tiles:,}",
@@ -312,7 +313,7 @@ class Bench:
                 format_or_dash(row.peak_gib, ".1f"),
                 format_or_dash(row.reserved_gib, ".1f"),
                 format_or_dash(row.predicted_gib, ".1f"),
-                row.strategy,
+                row.strategy + fraction,
             ]
             lines.append(f"| {' | '.join(cells)} |")
         return "\n".join(lines)
@@ -322,7 +323,7 @@ def format_or_dash(value: float | None, format_spec: str) -> str:
     return "-" if value is None else format(value, format_spec)
 
 
-def random_encoder(key: str, scope: str = "full") -> VitEncoder:
+def build_random_encoder(key: str, scope: str = "full") -> VitEncoder:
     """Build an encoder on the GPU, with random weights in which every block has an effect."""
     card = find_encoder_card(key)
     torch.manual_seed(0)
@@ -338,11 +339,11 @@ def random_encoder(key: str, scope: str = "full") -> VitEncoder:
     return encoder.to(DEVICE)
 
 
-def planned_learner(
+def build_planned_learner(
     key: str, tiles: int, limit_gib: float, *, scope: str = "full", **settings: Any
 ) -> tuple[Learner, StepPlan, EncoderShape]:
     """Build the learner that `tapfm train` would build with this memory."""
-    encoder = random_encoder(key, scope)
+    encoder = build_random_encoder(key, scope)
     shape = EncoderShape.from_encoder(encoder)
     plan = plan_step(
         shape, tiles=tiles, free_bytes=int(limit_gib * GIB), precision="bfloat16", compiled=True, **settings
@@ -381,7 +382,7 @@ def make_learner(
     rate: float = 0.0,
 ) -> Learner:
     """Build a learner with the architecture of UNI and the same weights every time."""
-    encoder = random_encoder(LARGE)
+    encoder = build_random_encoder(LARGE)
     encoder.recompute = (recompute,) * len(encoder.recompute)
     encoder.compile_blocks(compiled)
     torch.manual_seed(1)
@@ -412,13 +413,13 @@ def make_bag(tiles: Any) -> Bag:
 
 
 def run_steps(
-    step: Callable[[int], None], tiles: int, *, warm_up: int
+    step: Callable[[int], None], tiles: int, *, warmup_tiles: int
 ) -> tuple[float | None, float | None, float | None]:
-    """Return tiles per second, peak GiB of tensors and peak reserved GiB. All are None if out of memory."""
+    """Return tiles per second, peak allocated GiB and peak reserved GiB. All are None if out of memory."""
     repeats = 8 if tiles <= 512 else 1
     try:
         for _ in range(3):
-            step(warm_up)
+            step(warmup_tiles)
         with record_peak_memory() as peaks:
             start = time.perf_counter()
             for _ in range(repeats):
@@ -432,7 +433,7 @@ def run_steps(
 
 @contextmanager
 def record_peak_memory() -> Iterator[list[float]]:
-    """Yield a list that contains the peak GiB of tensors and of reserved memory after the context."""
+    """Yield a list that contains the peak allocated GiB and peak reserved GiB after the context."""
     peaks: list[float] = []
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -470,8 +471,10 @@ def free_memory() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--profile", choices=("step", "uni"), default=None)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="run only these parts")
+    parser.add_argument(
+        "--profile", choices=("step", "uni"), default=None, help="only profile one step of this part, by kernel"
+    )
     parser.add_argument("--json", type=Path, default=None, help="also write the results to this file")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -482,12 +485,12 @@ def main() -> None:
     print(f"{device_name}; tapfm {tapfm.__version__}, torch {torch.__version__}, timm {timm.__version__}", flush=True)
     bench = Bench()
     if arguments.profile is not None:
-        print(bench.profile(*{"step": (GIANT, 75, 60.0), "uni": (LARGE, 300, 45.0)}[arguments.profile]))
+        print(bench.profile_step(*{"step": (GIANT, 75, 60.0), "uni": (LARGE, 300, 45.0)}[arguments.profile]))
         return
     parts: dict[str, Callable[[], None]] = {
         "peak": bench.measure_matrix_product,
         "gradients": bench.check_gradients,
-        "encode": bench.encode,
+        "encode": bench.compare_encoding,
         "step": lambda: bench.measure_steps(GIANT, 75, [60.0, 40.0]),
         "large": lambda: bench.measure_steps(GIANT, 4096, [24.0, 80.0], reference=False),
         "lora": lambda: bench.measure_steps(GIANT, 1024, [8.0], reference=False, scope="lora:16"),

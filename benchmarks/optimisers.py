@@ -81,12 +81,12 @@ class Optimiser(Protocol):
         """Yield all tensors that are stored between steps, except the weights."""
         ...
 
-    def save(self) -> dict[str, Any]:
-        """Return the contents of a checkpoint."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return weights and optimiser state."""
         ...
 
-    def load(self, saved: dict[str, Any]) -> None:
-        """Continue from a checkpoint."""
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Load what `state_dict` returned."""
         ...
 
 
@@ -116,10 +116,10 @@ class TapfmOptimiser:
             if shard.master is not None:
                 yield shard.master
 
-    def save(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {"masters": self._optimiser.master_weights(), "state": self._optimiser.state()}
 
-    def load(self, saved: dict[str, Any]) -> None:
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
         self._optimiser.load_master_weights(saved["masters"])
         self._optimiser.restore(saved["state"])
 
@@ -128,12 +128,16 @@ class TorchOptimiser:
     """An optimiser with torch's interface. With `masters`, it updates float32 copies of the weights."""
 
     def __init__(
-        self, parameters: list[nn.Parameter], kind: Callable[..., torch.optim.Optimizer], masters: bool, **options: Any
+        self,
+        parameters: list[nn.Parameter],
+        optimiser_class: Callable[..., torch.optim.Optimizer],
+        masters: bool,
+        **options: Any,
     ) -> None:
         self._weights = parameters
         self._updated = [nn.Parameter(p.detach().float()) for p in parameters] if masters else parameters
         self._masters = masters
-        self._optimiser = kind(self._updated, lr=RATE, weight_decay=WEIGHT_DECAY, **options)
+        self._optimiser = optimiser_class(self._updated, lr=RATE, weight_decay=WEIGHT_DECAY, **options)
 
     @torch.no_grad()
     def step(self, gradients: list[Tensor]) -> None:
@@ -154,11 +158,11 @@ class TorchOptimiser:
         if self._masters:
             yield from self._updated
 
-    def save(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {"updated": self.precise_weights(), "state": self._optimiser.state_dict()}
 
     @torch.no_grad()
-    def load(self, saved: dict[str, Any]) -> None:
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
         torch._foreach_copy_(tuple(self._updated), tuple(saved["updated"]))
         if self._masters:
             torch._foreach_copy_(tuple(self._weights), tuple(self._updated))
@@ -182,39 +186,41 @@ def tapfm_adamw(moments: MomentFormat, *, compiled: bool = False, offload: bool 
     return lambda parameters: TapfmOptimiser(parameters, moments=moments, compiled=compiled, offload=offload)
 
 
-def torch_adamw(kind: Callable[..., torch.optim.Optimizer], *, masters: bool = False, **options: Any) -> BuildOptimiser:
-    return lambda parameters: TorchOptimiser(parameters, kind, masters, **options)
+def torch_adamw(
+    optimiser_class: Callable[..., torch.optim.Optimizer], *, masters: bool = False, **options: Any
+) -> BuildOptimiser:
+    return lambda parameters: TorchOptimiser(parameters, optimiser_class, masters, **options)
 
 
 def list_optimisers(weights: Weights, device: torch.device) -> dict[str, BuildOptimiser]:
     """Return the optimisers to compare for this dtype of the weights. The first one is the reference."""
     low_precision = weights == "bfloat16"  # the other libraries need float32 master weights from this script
-    builds: dict[str, BuildOptimiser] = {
+    builders: dict[str, BuildOptimiser] = {
         REFERENCE: torch_adamw(torch.optim.AdamW, masters=low_precision, fused=True),
         "torch, foreach": torch_adamw(torch.optim.AdamW, masters=low_precision, foreach=True),
     }
     if low_precision:
-        builds["torch, fused, no master weights"] = torch_adamw(torch.optim.AdamW, fused=True)
+        builders["torch, fused, no master weights"] = torch_adamw(torch.optim.AdamW, fused=True)
     formats: tuple[MomentFormat, ...] = ("float32", "bfloat16", "int8")
-    builds |= {f"tapfm, {moments}": tapfm_adamw(moments) for moments in formats}
-    builds |= {f"tapfm, {moments}, compiled": tapfm_adamw(moments, compiled=True) for moments in formats}
+    builders |= {f"tapfm, {moments}": tapfm_adamw(moments) for moments in formats}
+    builders |= {f"tapfm, {moments}, compiled": tapfm_adamw(moments, compiled=True) for moments in formats}
     if device.type == "cuda":
-        builds |= {
+        builders |= {
             f"tapfm, {moments}, offloaded": tapfm_adamw(moments, compiled=True, offload=True)
             for moments in ("float32", "int8")
         }
     if torchao := import_optional("torchao.optim"):
-        builds["torchao AdamW8bit"] = torch_adamw(torchao.AdamW8bit, bf16_stochastic_round=low_precision)
+        builders["torchao AdamW8bit"] = torch_adamw(torchao.AdamW8bit, bf16_stochastic_round=low_precision)
         if low_precision:
-            builds["torchao AdamW8bit, master weights"] = torch_adamw(torchao.AdamW8bit, masters=True)
+            builders["torchao AdamW8bit, master weights"] = torch_adamw(torchao.AdamW8bit, masters=True)
         plain = getattr(import_optional("torchao.optim.adam"), "_AdamW", None)
         if plain is not None:
-            builds["torchao _AdamW"] = torch_adamw(plain, bf16_stochastic_round=low_precision)
+            builders["torchao _AdamW"] = torch_adamw(plain, bf16_stochastic_round=low_precision)
     if bitsandbytes := import_optional("bitsandbytes.optim"):
-        builds["bitsandbytes AdamW8bit"] = torch_adamw(bitsandbytes.AdamW8bit)
+        builders["bitsandbytes AdamW8bit"] = torch_adamw(bitsandbytes.AdamW8bit)
         if low_precision:
-            builds["bitsandbytes AdamW8bit, master weights"] = torch_adamw(bitsandbytes.AdamW8bit, masters=True)
-    return builds
+            builders["bitsandbytes AdamW8bit, master weights"] = torch_adamw(bitsandbytes.AdamW8bit, masters=True)
+    return builders
 
 
 def import_optional(module: str) -> Any:
@@ -255,10 +261,10 @@ def measure_speed(
     dtype = getattr(torch, weights)
     gradients = [torch.randn(shape, generator=generator, device=device).to(dtype) for shape in shapes]
     count = sum(shape.numel() for shape in shapes)
-    builds = select(list_optimisers(weights, device), names)
-    rows = {name: SpeedRow(encoder, weights, name, parameters=count) for name in builds}
+    builders = select(list_optimisers(weights, device), names)
+    rows = {name: SpeedRow(encoder, weights, name, parameters=count) for name in builders}
     for _ in range(rounds):
-        for name, build in builds.items():
+        for name, build in builders.items():
             measure_round(rows[name], build, gradients, steps)
             gc.collect()
             if device.type == "cuda":
@@ -392,9 +398,9 @@ def is_resumed_exactly(build: BuildOptimiser, device: torch.device, dtype: torch
         for step in range(steps):
             if interrupted and step == steps // 2:
                 with tempfile.TemporaryDirectory() as folder:
-                    torch.save(optimiser.save(), Path(folder) / "saved.pt")
+                    torch.save(optimiser.state_dict(), Path(folder) / "saved.pt")
                     optimiser = build([start_values(device, dtype)])
-                    optimiser.load(torch.load(Path(folder) / "saved.pt", weights_only=False))
+                    optimiser.load_state_dict(torch.load(Path(folder) / "saved.pt", weights_only=False))
                 torch.manual_seed(1)
             optimiser.step([gradient(step, dtype)])
         results.append(optimiser.precise_weights()[0].detach().clone())
@@ -418,10 +424,10 @@ def measure_accuracy(weights: Weights, device: torch.device, steps: int, names: 
     return rows
 
 
-def select(builds: dict[str, BuildOptimiser], names: Iterable[str]) -> dict[str, BuildOptimiser]:
+def select(builders: dict[str, BuildOptimiser], names: Iterable[str]) -> dict[str, BuildOptimiser]:
     """Return the optimisers whose name matches one of the patterns, and the reference."""
     pattern = "|".join(names)
-    return {name: build for name, build in builds.items() if name == REFERENCE or re.search(pattern, name)}
+    return {name: build for name, build in builders.items() if name == REFERENCE or re.search(pattern, name)}
 
 
 def speed_table(rows: list[SpeedRow]) -> str:

@@ -84,7 +84,7 @@ def recompute_level(name: Recompute, count: int = 0) -> tuple[Recompute, int]:
     return name, count
 
 
-# Sorted by encoder, so that compiled code is used again.
+# Sorted by encoder, so that compiled code is reused.
 FIT = [
     Configuration("uni", 128),
     Configuration("uni", 256, recompute=(recompute_level("pointwise"),)),
@@ -237,7 +237,7 @@ def fit_coefficients(rows: Sequence[Measurement], start: Coefficients, compiled:
 
 def format_table(rows: Sequence[Measurement]) -> str:
     lines = [
-        "| configuration | used for fit | predicted GiB | measured GiB | error | reserved GiB | tiles/s | passes |",
+        "| configuration | used for fit | predicted, GiB | measured, GiB | error | reserved, GiB | tiles/s | passes |",
         "|---|---|--:|--:|--:|--:|--:|--:|",
     ]
     for row in rows:

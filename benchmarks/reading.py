@@ -1,6 +1,6 @@
 """Compare the speed of reading tiles with OpenSlide, tiffslide and tapfm, on one core, with the same resizing.
 
-    python benchmarks/reading.py                        # synthetic and real slides, both orders
+    python benchmarks/reading.py                        # synthetic and real slides, in grid and random order
     python benchmarks/reading.py --slides folder        # real slides in another folder
     python benchmarks/reading.py --json out/reading.json
 
@@ -113,7 +113,7 @@ class Row:
 
 
 def render_section(rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Render a section: pink backbackground, purple nuclei, texture at several scales, camera noise."""
+    """Render a section: pink background, purple nuclei, texture at several scales, camera noise."""
     size = 2048
     background = np.zeros((size, size), np.float32)
     for scale_px in (4, 16, 64):
@@ -152,7 +152,7 @@ def write_slide(path: Path, objective: int) -> None:
 def list_positions(
     side_px0: int, order: str, count: int, size_px0: tuple[int, int] = (WIDTH_PX, HEIGHT_PX)
 ) -> list[tuple[int, int]]:
-    """Return positions on the tile grid: the first ones, or random ones."""
+    """Return at most `count` positions of the tile grid, row by row or in random order."""
     grid = [
         (x, y)
         for y in range(0, size_px0[1] - side_px0 + 1, side_px0)

@@ -5,9 +5,10 @@
 
 `crc` contains {train,test}/{AC,H,S,T,V}/*.webp: colorectal tiles of 160 px (adenocarcinoma, healthy, serrated, tubular,
 villous). A bag represents a slide. Binary task: in a positive bag, a tenth of the tiles is AC and the rest is sampled
-from H, S, T and V; a negative bag has no AC. Multi-label task: the background is H, and each of AC, S, T, V is in a
-tenth of the tiles, with its own prevalence. Training and validation bags are sampled from disjoint tiles of `train`,
-test bags from `test`. They are the same for every method; only the training bags depend on the seed.
+from H, S, T and V; a negative bag has no AC. Multi-label task: AC, S, T and V are the targets, each with its own
+prevalence. For each positive target, a tenth of the tiles is of that class; the rest is H. Training and validation bags
+are sampled from disjoint tiles of `train`, test bags from `test`. They are the same for every method; only the training
+bags depend on the seed.
 
 Stages: "rates" selects the learning rates of each method on validation bags, with a seed that is not used again.
 "binary" compares all methods with K = 50. "large" (K = 200) and "multilabel" compare the methods that are best on
@@ -56,7 +57,7 @@ from tapfm.tiles.augment import Augmentation, augment
 CLASSES = ("AC", "H", "S", "T", "V")
 TARGETS = {"binary": ("AC",), "multilabel": ("AC", "S", "T", "V")}
 PREVALENCE = {"AC": 0.16, "S": 0.26, "T": 0.27, "V": 0.05}  # of multi-label bags; 0.5 for binary bags
-PLANTED_FRACTION = 0.1  # tiles of a bag for each positive target
+POSITIVE_TILE_FRACTION = 0.1  # of a bag's tiles, for each positive target
 VALIDATION_FRACTION = 200 / 700  # of the tiles of each class in `train`
 METHODS = (
     *(("fixed", name) for name in ("mean", "abmil", "cls-attention", "cls-gated")),
@@ -76,7 +77,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the comparison."""
+    """Numbers of bags, tiles, seeds and epochs, and the learning rates to try."""
 
     training_bags: int = 120
     validation_bags: int = 100
@@ -133,7 +134,7 @@ class Bags(NamedTuple):
     labels: NDArray[np.int64]  # (bags, targets)
 
 
-class Tissue:
+class TileDataset:
     """All tiles: pixels, classes and splits."""
 
     def __init__(self, folder: Path, tile_px: int) -> None:
@@ -161,22 +162,23 @@ class Tissue:
 
         return np.stack([colour_histograms(tile[None]) for tile in self.pixels.numpy()])
 
-    def sample_bags(self, split: str, task: str, tiles: int, count: int, *address: int | str) -> Bags:
+    def sample_bags(self, split: str, task: str, tiles: int, count: int, *rng_key: int | str) -> Bags:
         """Sample bags with the labelling rule of the task."""
-        rng = make_rng(split, task, tiles, *address)
+        rng = make_rng(split, task, tiles, *rng_key)
         labels = np.zeros((count, len(TARGETS[task])), dtype=np.int64)
         for column, target in enumerate(TARGETS[task]):
             prevalence = 0.5 if task == "binary" else PREVALENCE[target]
             labels[rng.permutation(count)[: max(2, round(prevalence * count))], column] = 1
-        tiles_of_split = self.tiles_in(split)
-        pools = {name: tiles_of_split[self.classes[tiles_of_split] == kind] for kind, name in enumerate(CLASSES)}
+        split_tiles = self.tiles_in(split)
+        pools = {name: split_tiles[self.classes[split_tiles] == kind] for kind, name in enumerate(CLASSES)}
         background = ("H", "S", "T", "V") if task == "binary" else ("H",)
         rows = []
         for bag_labels in labels:
             present = [pools[target] for target, label in zip(TARGETS[task], bag_labels, strict=True) if label]
-            planted = [sample(rng, pool, round(PLANTED_FRACTION * tiles)) for pool in present]
+            positive_tiles = [sample(rng, pool, round(POSITIVE_TILE_FRACTION * tiles)) for pool in present]
             rest = np.concatenate([pools[name] for name in background])
-            rows.append(np.concatenate([*planted, sample(rng, rest, tiles - sum(map(len, planted)))]))
+            rest_count = tiles - sum(map(len, positive_tiles))
+            rows.append(np.concatenate([*positive_tiles, sample(rng, rest, rest_count)]))
         return Bags(np.stack(rows), labels)
 
 
@@ -199,11 +201,11 @@ def sample(rng: np.random.Generator, pool: Rows, count: int) -> Rows:
 class Trainer:
     """Runs training jobs on one device."""
 
-    def __init__(self, tissue: Tissue, encoder: VitEncoder, sizes: Sizes, device: torch.device) -> None:
-        self.tissue, self.sizes, self.device = tissue, sizes, device
+    def __init__(self, dataset: TileDataset, encoder: VitEncoder, sizes: Sizes, device: torch.device) -> None:
+        self.dataset, self.sizes, self.device = dataset, sizes, device
         self.dtype = torch.bfloat16 if device.type == "cuda" else None
         self.base = encoder.to(device).eval()
-        self.pixels = tissue.pixels.to(device)
+        self.pixels = dataset.pixels.to(device)
         self.stored: EncodedTiles | None = None  # features of the pretrained encoder, for regime fixed
 
     def run(self, job: Job) -> dict[str, Any]:
@@ -211,9 +213,9 @@ class Trainer:
         start = time.monotonic()
         torch.manual_seed(job.seed)
         sizes, fixed = self.sizes, job.regime == "fixed"
-        training = self.tissue.sample_bags("train", job.task, job.tiles, sizes.training_bags, job.seed)
-        validation = self.tissue.sample_bags("val", job.task, job.tiles, sizes.validation_bags)
-        test = self.tissue.sample_bags("test", job.task, job.tiles, sizes.test_bags)
+        training = self.dataset.sample_bags("train", job.task, job.tiles, sizes.training_bags, job.seed)
+        validation = self.dataset.sample_bags("val", job.task, job.tiles, sizes.validation_bags)
+        test = self.dataset.sample_bags("test", job.task, job.tiles, sizes.test_bags)
         targets = TARGETS[job.task]
         labels = {name: training.labels[:, column].tolist() for column, name in enumerate(targets)}
         task = build_task(labels)
@@ -243,10 +245,10 @@ class Trainer:
             losses = []
             for number in make_rng(job.seed, "order", epoch).permutation(len(training.rows)).tolist():
                 rows = torch.from_numpy(training.rows[number]).to(self.device)
-                targets_of_bag = encode_labels(training.labels[number].tolist(), device=self.device)
+                bag_targets = encode_labels(training.labels[number].tolist(), device=self.device)
                 if fixed:
                     z_KD, r_K = (part[rows].requires_grad_() for part in self.features())
-                    graph = compute_aggregator_gradients(aggregator, task, z_KD, r_K, targets_of_bag)
+                    graph = compute_aggregator_gradients(aggregator, task, z_KD, r_K, bag_targets)
                     graph.accumulate_gradients()
                     make_update(0)()
                     losses.append(graph.task_loss)
@@ -257,7 +259,7 @@ class Trainer:
                         aggregator,
                         task,
                         tiles,
-                        targets_of_bag,
+                        bag_targets,
                         adaptation=adaptation,
                         update_aggregator=make_update(0),
                         update_encoder=make_update(1),
@@ -312,7 +314,7 @@ class Trainer:
             heatmap_scores = output.heatmap_scores.double().cpu().numpy().reshape(-1, len(selected))
             for column, (target, label) in enumerate(zip(targets, labels, strict=True)):
                 if label:
-                    truth = self.tissue.classes[tiles] == CLASSES.index(target)
+                    truth = self.dataset.classes[tiles] == CLASSES.index(target)
                     row = heatmap_scores[column if len(heatmap_scores) > 1 else 0]
                     tile_aucs.append(auc(truth, row) or 0.0)
         columns = [
@@ -347,12 +349,11 @@ class Results:
             file.write("\n" * self.has_partial_line + json.dumps(row) + "\n")
         self.has_partial_line = False
 
-    def has(self, job: Job) -> bool:
-        """Return whether a job is finished."""
+    def is_finished(self, job: Job) -> bool:
         return any(all(row[name] == value for name, value in asdict(job).items()) for row in self.rows)
 
     def rows_in(self, stage: str) -> list[dict[str, Any]]:
-        """Return the jobs of a stage."""
+        """Return the results of the jobs of a stage."""
         return [row for row in self.rows if row["stage"] == stage]
 
     def best_rates(self, method: tuple[str, str]) -> tuple[float, float]:
@@ -405,7 +406,7 @@ def run_worker(arguments: argparse.Namespace, jobs: Any, rows: Any) -> None:
 def make_trainer(arguments: argparse.Namespace) -> Trainer:
     loaded = load_encoder(arguments.encoder, weights=arguments.weights, tile_px=arguments.tile_px)
     return Trainer(
-        Tissue(arguments.tiles, arguments.tile_px),
+        TileDataset(arguments.tiles, arguments.tile_px),
         loaded.encoder,
         choose_sizes(arguments),
         torch.device(arguments.device),
@@ -424,7 +425,7 @@ def train(arguments: argparse.Namespace) -> None:
     workers: list[SpawnProcess] = []
     try:
         for stage in arguments.stages:
-            todo = [job for job in list_jobs(stage, choose_sizes(arguments), results) if not results.has(job)]
+            todo = [job for job in list_jobs(stage, choose_sizes(arguments), results) if not results.is_finished(job)]
             running = 0
             while todo or running:
                 while todo and running < arguments.processes and time.monotonic() < deadline:
@@ -463,7 +464,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 def report(arguments: argparse.Namespace) -> None:
     """Print the tables as Markdown."""
-    results, tissue = Results(arguments.results), Tissue(arguments.tiles, arguments.tile_px)
+    results, dataset = Results(arguments.results), TileDataset(arguments.tiles, arguments.tile_px)
     devices = ", ".join(sorted({row["device"] for row in results.rows}))
     print(f"{arguments.encoder} at {arguments.tile_px} px; {devices}.\n")
     for stage, title in (
@@ -474,14 +475,14 @@ def report(arguments: argparse.Namespace) -> None:
         rows = results.rows_in(stage)
         if rows:
             print(f"### {title.format(tiles=rows[0]['tiles'])}\n")
-            print("\n".join(format_stage(rows, tissue, choose_sizes(arguments))) + "\n")
+            print("\n".join(format_stage(rows, dataset, choose_sizes(arguments))) + "\n")
 
 
-def format_stage(rows: Sequence[dict[str, Any]], tissue: Tissue, sizes: Sizes) -> list[str]:
+def format_stage(rows: Sequence[dict[str, Any]], dataset: TileDataset, sizes: Sizes) -> list[str]:
     """Return the tables of a stage: test AUC with CI, paired test against the best method, and AUC of tile scores."""
     task, tiles = rows[0]["task"], rows[0]["tiles"]
     targets = TARGETS[task]
-    test = tissue.sample_bags("test", task, tiles, sizes.test_bags)
+    test = dataset.sample_bags("test", task, tiles, sizes.test_bags)
     rows_by_method: dict[str, list[dict[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: row["seed"]):
         rows_by_method.setdefault(f"{row['regime']} + {row['aggregator']}", []).append(row)
@@ -489,26 +490,27 @@ def format_stage(rows: Sequence[dict[str, Any]], tissue: Tissue, sizes: Sizes) -
     seeds = sorted(set.intersection(*({row["seed"] for row in each} for each in rows_by_method.values())))
     rows_by_method = {name: [row for row in each if row["seed"] in seeds] for name, each in rows_by_method.items()}
     logits = {name: [row["test_logits"] for row in each] for name, each in rows_by_method.items()}
-    logits["colour statistics"] = [colour_logits(tissue, task, tiles, sizes, seed, test) for seed in seeds]
+    logits["colour statistics"] = [colour_logits(dataset, task, tiles, sizes, seed, test) for seed in seeds]
     methods = {name: [make_predictions(each, test, targets) for each in by_seed] for name, by_seed in logits.items()}
-    shown = targets[0] if len(targets) == 1 else "macro"
+    shown_target = targets[0] if len(targets) == 1 else "macro"
     aucs = compare_methods(methods, target_kinds(targets), "patient", against=next(iter(methods))).aucs
-    best = max(rows_by_method, key=lambda name: aucs[name, shown].value or 0.0)
-    against = {
+    best = max(rows_by_method, key=lambda name: aucs[name, shown_target].value or 0.0)
+    pairs = {
         pair.second if pair.first == best else pair.first: pair
         for pair in compare_methods(methods, target_kinds(targets), "patient", against=best).pairs
-        if pair.target == shown
+        if pair.target == shown_target
     }
     lines = [
         f"{len(test.rows)} test bags, {sizes.training_bags} training bags, {len(seeds)} seeds.",
         "",
-        "| method | mean AUC of seeds | range | p vs. best | tile AUC before | after | rates | best epoch |",
+        "| method | mean AUC of seeds | range over seeds | p vs. best | tile AUC before | tile AUC after "
+        "| learning rates | best epoch |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for name in sorted(methods, key=lambda name: -(aucs[name, shown].value or 0.0)):
-        each, estimate = rows_by_method.get(name, []), aucs[name, shown]
+    for name in sorted(methods, key=lambda name: -(aucs[name, shown_target].value or 0.0)):
+        each, estimate = rows_by_method.get(name, []), aucs[name, shown_target]
         by_seed = [mean_auc(one, test) for one in logits[name]]
-        p_holm = None if name == best else against[name].p_holm
+        p_holm = None if name == best else pairs[name].p_holm
         p = "best" if name == best else "-" if p_holm is None else f"{p_holm:.3f}"
         details = (
             f"{np.mean([row['tile_auc_before'] for row in each]):.2f} "
@@ -565,14 +567,17 @@ def make_predictions(logits: Sequence[Sequence[float]], bags: Bags, targets: Seq
     ]
 
 
-def colour_logits(tissue: Tissue, task: str, tiles: int, sizes: Sizes, seed: int, test: Bags) -> list[list[float]]:
-    """Return the predictions of the colour baseline."""
+def colour_logits(
+    dataset: TileDataset, task: str, tiles: int, sizes: Sizes, seed: int, test: Bags
+) -> list[list[float]]:
+    """Return the logits of the colour baseline for the test bags."""
     # imported here, because it needs the slide readers, which a machine for training may not have
     from tapfm.tiles.colours import colour_statistics
 
-    training = tissue.sample_bags("train", task, tiles, sizes.training_bags, seed)
+    training = dataset.sample_bags("train", task, tiles, sizes.training_bags, seed)
     training_features, test_features = (
-        np.array([colour_statistics(tissue.histograms[rows].sum(0)) for rows in bags.rows]) for bags in (training, test)
+        np.array([colour_statistics(dataset.histograms[rows].sum(0)) for rows in bags.rows])
+        for bags in (training, test)
     )
     columns = [
         logistic.fit_logistic(training_features, training.labels[:, column]).logits(test_features)
@@ -584,13 +589,15 @@ def colour_logits(tissue: Tissue, task: str, tiles: int, sizes: Sizes, seed: int
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("train", "report"))
-    parser.add_argument("--tiles", type=Path, required=True)
-    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--tiles", type=Path, required=True, help="folder with {train,test}/{AC,H,S,T,V}/*.webp")
+    parser.add_argument(
+        "--results", type=Path, required=True, help="results file; finished jobs in it are not repeated"
+    )
     parser.add_argument("--encoder", default="dinov2-s14")
-    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--weights", type=Path, help="weights file; default: download from the Hugging Face Hub")
     parser.add_argument("--tile-px", type=int, default=154)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=1, help="training jobs that run at the same time")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no new jobs after this many minutes")
     parser.add_argument("--quick", action="store_true", help="only a few bags, to test the script")

@@ -113,7 +113,7 @@ class StageTimer:
         return wrapped
 
     def discard_encoding(self) -> None:
-        """Discard the encoding time of loading: float8 is compared with bfloat16 there."""
+        """Discard the times of tiles encoded during loading, where float8 is checked against bfloat16."""
         self.events.clear()
         self.row.encoding_s = 0.0
 
@@ -152,7 +152,7 @@ def write_model(folder: Path, key: str) -> None:
         if name.endswith(".gamma"):  # with its initial values, LayerScale almost removes the blocks
             nn.init.normal_(parameter, std=0.1)
     encoder = VitEncoder(vit, mean=card.mean, std=card.std, feature=card.feature)
-    write_timm_folder(encoder, card, folder, about={"targets": ["FGFR3"]})
+    write_timm_folder(encoder, card, folder, metadata={"targets": ["FGFR3"]})
     aggregator = build_aggregator("cls-attention", card.feature_size, 1)
     tensors = {f"aggregator/{name}": each.detach() for name, each in aggregator.named_parameters()}
     save_checkpoint(folder / AGGREGATOR_FILE, tensors, {"tapfm": tapfm.__version__, "kind": "aggregator"})
@@ -239,7 +239,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=2, help="predictions in this process; the first one warms up")
     parser.add_argument("--whole-command", action="store_true", help="also time the whole command in a new process")
     parser.add_argument("--quiet", action="store_true", help="do not show the progress of the prediction")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
     arguments = parser.parse_args()
     copies = max(1, round(arguments.tiles / SECTION_TILES))
     side_px0 = SECTION_PX0 * max(1, round(copies**0.5 + 0.49))

@@ -57,7 +57,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Pyramid:
-    """Size of the slide's image pyramid."""
+    """Key of a slide, and the size of its image pyramid."""
 
     key: str
     width_px0: int
@@ -150,7 +150,7 @@ class Client:
         response = connection.getresponse()
         data = response.read()
         if response.status != 200:
-            raise RuntimeError(f"{response.status} for {path}: {data[:200]!r}")
+            raise RuntimeError(f"GET {path} failed with HTTP status {response.status}: {data[:200]!r}")
         return data
 
     def load_image(self, key: str, index: ImageIndex) -> int:
@@ -196,7 +196,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100, help="number of steps of each client")
     parser.add_argument("--width", type=int, default=24_576, help="width of the slide in pixels")
     parser.add_argument("--height", type=int, default=18_432, help="height of the slide in pixels")
-    parser.add_argument("--json", type=Path, help="file for the results")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "slide.svs"
@@ -224,7 +224,7 @@ def main() -> None:
         f"{arguments.width:,} x {arguments.height:,} px, images of {pyramid.image_px} px, "
         f"{arguments.clients} clients, {arguments.steps} steps each\n"
     )
-    print("| | requests | requests/s | MB/s | p50 ms | p95 ms | step p50 ms | step p95 ms |")
+    print("| | requests | requests/s | MB/s | p50, ms | p95, ms | step p50, ms | step p95, ms |")
     print("|---|--:|--:|--:|--:|--:|--:|--:|")
     for row in rows:
         print(

@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--workers", default="2", help="worker processes that read tiles")
     parser.add_argument("--no-heatmaps", action="store_true", help="skip heatmaps and GeoJSON")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
     arguments = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as temporary:

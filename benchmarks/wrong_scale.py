@@ -142,7 +142,8 @@ def format_table(rows: Sequence[Row]) -> str:
         return "" if p is None else (f"{p:.3f}" if p >= 0.001 else "below 0.001")
 
     lines = [
-        "| microns per pixel | wrong slides | tiles per slide | AUC | p | change of probability | calls changed |",
+        "| microns per pixel | slides with a wrong scale | tiles per slide | AUC | p | change of probability "
+        "| calls changed |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     lines += [

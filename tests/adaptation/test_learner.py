@@ -248,7 +248,7 @@ def test_loss_scale_halves_after_overflow_and_doubles_after_finite_steps(monkeyp
     values = []
     for finite in (no, yes, yes, yes, yes, no, yes, yes, yes):
         scale.advance(finite)
-        values.append(float(scale.value) / loss_scale._INITIAL)
+        values.append(float(scale.value) / loss_scale._INITIAL_SCALE)
     assert values == [0.5, 0.5, 0.5, 1, 1, 0.5, 0.5, 0.5, 1]
     other = LossScale(torch.device("cpu"))
     other.restore(scale.state())
@@ -258,10 +258,10 @@ def test_loss_scale_halves_after_overflow_and_doubles_after_finite_steps(monkeyp
 def test_loss_scale_is_not_usable_below_its_minimum():
     scale = LossScale(torch.device("cpu"))
     for _ in range(24):
-        assert bool(scale.usable())
+        assert bool(scale.can_decrease())
         scale.advance(torch.tensor(False))
     scale.advance(torch.tensor(False))
-    assert not bool(scale.usable())
+    assert not bool(scale.can_decrease())
 
 
 def test_float16_skips_a_step_with_overflow_and_lowers_the_scale():

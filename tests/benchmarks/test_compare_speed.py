@@ -51,8 +51,8 @@ def test_table_has_a_row_per_benchmark(compare_speed):
         compare_speed.Row("step", 0.0123, 0.0061, 0.5, 0.4, 0.6),
     ]
     assert compare_speed.format_table(rows).splitlines()[2:] == [
-        "| predict | 10.00 s | 12.50 s | 1.25 | 1.20..1.30 |",
-        "| step | 12.3 ms | 6.1 ms | 0.50 | 0.40..0.60 |",
+        "| predict | 10.00 s | 12.50 s | 1.25 | 1.20 to 1.30 |",
+        "| step | 12.3 ms | 6.1 ms | 0.50 | 0.40 to 0.60 |",
     ]
 
 

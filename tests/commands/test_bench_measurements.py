@@ -176,7 +176,7 @@ def test_run_with_stored_features_is_rejected(bench_workspace):
 def test_splits_of_the_cohort_table_are_used(bench_workspace):
     slides = slides_from_cohort(bench_workspace / "cohort.csv", bench_workspace / "tiles")
     assert {split: len(tiles) for split, tiles in slides.tiles_by_split.items()} == {"train": 4, "val": 2, "test": 4}
-    assert (slides.mean_tiles, slides.without_tiles) == (4, 0)
+    assert (slides.mean_tiles, slides.slides_without_tiles) == (4, 0)
 
 
 def test_cohort_without_splits_gets_default_fractions(bench_workspace, tmp_path):
@@ -187,7 +187,7 @@ def test_cohort_without_splits_gets_default_fractions(bench_workspace, tmp_path)
     (tmp_path / "plain.csv").write_text("\n".join(["slide_id,path", *lines]) + "\n")
     slides = slides_from_cohort(tmp_path / "plain.csv", bench_workspace / "tiles")
     assert {split: len(tiles) for split, tiles in slides.tiles_by_split.items()} == {"train": 8, "val": 1, "test": 1}
-    assert slides.without_tiles == 1
+    assert slides.slides_without_tiles == 1
 
 
 def test_hint_for_a_cohort_without_tiles_contains_the_command(bench_workspace, tmp_path):
@@ -305,13 +305,13 @@ def test_out_of_memory_is_recorded_as_a_problem(monkeypatch):
 
 def test_number_of_tiles_per_step():
     fast, slow = EncodingSpeed(64, 0.001, 1.0, 0.5, None, None), EncodingSpeed(64, 64.0, 1.0, 0.5, None, None)
-    assert choose_tiles_per_step(pocket(), 4000, fast, step_s=2.0) == 300
-    assert choose_tiles_per_step(pocket(tiles_per_slide="all"), 4000, fast, step_s=2.0) == 4000
-    assert choose_tiles_per_step(pocket(tiles_per_slide="all"), 40_000, fast, step_s=2.0) == 4096
-    assert choose_tiles_per_step(pocket(), 4000, slow, step_s=80.0) == 20  # 1 tile/s, and a step costs 4 forward passes
-    assert choose_tiles_per_step(pocket(), 4000, slow, step_s=2.0) == 4
+    assert choose_tiles_per_step(pocket(), 4000, fast, max_step_s=2.0) == 300
+    assert choose_tiles_per_step(pocket(tiles_per_slide="all"), 4000, fast, max_step_s=2.0) == 4000
+    assert choose_tiles_per_step(pocket(tiles_per_slide="all"), 40_000, fast, max_step_s=2.0) == 4096
+    assert choose_tiles_per_step(pocket(), 4000, slow, max_step_s=80.0) == 20  # 1 tile/s, 4 forward passes per step
+    assert choose_tiles_per_step(pocket(), 4000, slow, max_step_s=2.0) == 4
     on_gpu = BenchSetup(pocket().config, torch.device("cuda"))
-    assert choose_tiles_per_step(on_gpu, 4000, slow, step_s=2.0) == 300
+    assert choose_tiles_per_step(on_gpu, 4000, slow, max_step_s=2.0) == 300
 
 
 def test_chunk_size_is_configured_or_splits_the_bag():

@@ -326,7 +326,7 @@ def test_features_of_other_tools_work_for_aggregators_without_attention(workspac
     assert "files of another tool (CLAM" in (workspace_copy / "out" / "README.md").read_text()
     result = run_train(workspace_copy, *fixed, "--set", "aggregator.name=cls-attention", out="other")
     assert result.returncode == 2
-    assert "has no attention" in result.output
+    assert "has no raw attention" in result.output
 
 
 def test_features_of_two_encoders_are_an_error(workspace_copy):

@@ -47,7 +47,7 @@ class Chunking:
         if self.tiles is not None and (not isinstance(self.tiles, int) or self.tiles < 1):
             raise SettingError(
                 f"The number of tiles per chunk must be an integer of at least 1; got {self.tiles}.",
-                hint="A usual value is 64.",
+                hint="A typical value is 64.",
             )
         if not isinstance(self.keep_graphs, int) or self.keep_graphs < 0:
             raise SettingError(

@@ -106,9 +106,14 @@ class _TensorBoardWriter:
             self._writer.flush()
         except ImportError:
             self._disabled = True
-            self._console.print("TensorBoard is not installed, so no event files are written. pip install tensorboard")
+            self._console.print(
+                "TensorBoard is not installed, so no event files are written. To write them: pip install tensorboard"
+            )
         except OSError as error:  # not worth stopping a run: history.jsonl has the same values
-            self._console.print(f"TensorBoard event files in {self._folder} cannot be written ({error}).", markup=False)
+            self._console.print(
+                f"Cannot write TensorBoard event files in {self._folder} ({error}). Training continues without them.",
+                markup=False,
+            )
             self._writer, self._disabled = None, True
 
     def close(self) -> None:

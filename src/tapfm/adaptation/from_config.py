@@ -137,16 +137,16 @@ def _check_stored_features(config: RunConfig, data: RunData) -> FeatureMetadata:
         slides_by_source.setdefault(key, []).append(slide)
         if aggregator.uses_attention and not metadata.has_attention:
             raise InputError(
-                f"{slide.features.path} ({metadata.origin}) has no attention, but the aggregator "
+                f"{slide.features.path} ({metadata.origin}) has no raw attention, but the aggregator "
                 f"{config.aggregator.name} needs it.",
-                hint="Create features with attention: tapfm embed\n"
+                hint="Create features with raw attention: tapfm embed COHORT.csv --encoder NAME --out DIR\n"
                 'Or use an aggregator that needs none: aggregator.name = "abmil"',
             )
-        if aggregator.uses_positions and not metadata.has_positions:
+        if aggregator.uses_coordinates and not metadata.has_coordinates:
             raise InputError(
                 f"{slide.features.path} ({metadata.origin}) has no tile positions, but the aggregator "
                 f"{aggregator.name} needs them.",
-                hint="Create features with positions: tapfm embed\n"
+                hint="Create features with positions: tapfm embed COHORT.csv --encoder NAME --out DIR\n"
                 'Or use an aggregator that needs none: aggregator.name = "abmil"',
             )
     if len(slides_by_source) > 1:
@@ -251,5 +251,5 @@ def build_training_settings(config: RunConfig) -> TrainingSettings:
 
 
 def _limit_or_none(value: int | str) -> int | None:
-    """Return None for "all"."""
+    """Return a number of tiles, or None for "all"."""
     return value if isinstance(value, int) else None

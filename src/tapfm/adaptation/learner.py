@@ -168,7 +168,7 @@ class Learner:
         return report
 
     def apply_pending(self) -> None:
-        """Apply the gradients of pending slides, because the last slide of the group failed."""
+        """Apply the gradients of the pending slides. Called if the last slide of a step fails."""
         if self._pending:
             assert self._all_finite is not None
             finite = self._all_finite
@@ -223,7 +223,9 @@ class Learner:
             norm = report.norm_encoder
             report = report._replace(
                 norm_encoder=torch.where(norm.isfinite(), norm, torch.zeros_like(norm)),
-                checks=report.checks.add_check("gradient of the encoder at any loss scale", self._loss_scale.usable()),
+                checks=report.checks.add_check(
+                    "gradient of the encoder at any loss scale", self._loss_scale.can_decrease()
+                ),
             )
         finite = report.checks.all()
         self._all_finite = finite if self._all_finite is None else self._all_finite & finite
@@ -274,12 +276,12 @@ class Learner:
 
     def restore_weights(self, state: Mapping[str, Tensor]) -> None:
         """Load what `weights` returned."""
-        ours = self.weights()
-        check_parameter_shapes(ours, state)
+        current = self.weights()
+        check_parameter_shapes(current, state)
         for name, parameter in self.model.aggregator.named_parameters():
             parameter.data.copy_(state[f"aggregator/{name}"])
         if self._encoder_optimiser is not None:
-            names = (name.removeprefix("encoder/") for name in ours if name.startswith("encoder/"))
+            names = (name.removeprefix("encoder/") for name in current if name.startswith("encoder/"))
             self._encoder_optimiser.load_master_weights({name: state[f"encoder/{name}"] for name in names})
 
     def restore(self, state: Mapping[str, Tensor]) -> None:

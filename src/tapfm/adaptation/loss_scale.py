@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_INITIAL = 2.0**16
+_INITIAL_SCALE = 2.0**16
 _GROWTH_INTERVAL = 200  # finite steps until the scale is doubled
-_SMALLEST = 2.0**-8  # if gradients overflow even with this scale, the scale is not the cause
+_MIN_SCALE = 2.0**-8  # if gradients overflow even with this scale, the scale is not the cause
 
 
 class LossScale:
     """A loss scale that doubles after `_GROWTH_INTERVAL` finite steps and halves after a step that is not finite."""
 
     def __init__(self, device: torch.device) -> None:
-        self.value = torch.full((), _INITIAL, device=device)
+        self.value = torch.full((), _INITIAL_SCALE, device=device)
         self._finite_steps = torch.zeros((), device=device)
 
     def advance(self, finite: Tensor) -> None:
@@ -26,14 +26,14 @@ class LossScale:
         self.value = torch.where(changed.isfinite(), changed, self.value)  # an infinite scale could not shrink again
         self._finite_steps = torch.where(grows, torch.zeros_like(self._finite_steps), self._finite_steps)
 
-    def usable(self) -> Tensor:
-        """Return whether a smaller scale can still help."""
-        return self.value >= _SMALLEST
+    def can_decrease(self) -> Tensor:
+        """Return whether a smaller scale may still prevent overflow."""
+        return self.value >= _MIN_SCALE
 
     def state(self) -> dict[str, Tensor]:
         return {"value": self.value, "finite_steps": self._finite_steps}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Load a state. A checkpoint of another precision has none, and the scale stays unchanged."""
+        """Load a state. A checkpoint of another precision has no state of the scale, which then stays unchanged."""
         if "value" in state:
             self.value, self._finite_steps = (state[key].to(self.value.device) for key in ("value", "finite_steps"))

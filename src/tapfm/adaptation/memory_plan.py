@@ -34,7 +34,7 @@ class Gpu:
 
     name: str
     free_bytes: int
-    memory_source: str
+    memory_description: str
     precision: Precision  # that "auto" selects
     can_compile: bool
 
@@ -119,7 +119,9 @@ def _make_gpu(gb: float) -> Gpu:
             f"--gpu-memory {gb:g} is too small: CUDA itself takes {_CONTEXT_BYTES / GIB:g} GiB.",
             hint="Pass the memory of the GPU in GB, for example --gpu-memory 24.",
         )
-    source = f"{free / GIB:.1f} GiB free: {_USABLE_FRACTION:.0%} of {gb:g} less {_CONTEXT_BYTES / GIB:.1f} for CUDA"
+    source = (
+        f"{free / GIB:.1f} GiB free: {_USABLE_FRACTION:.0%} of {gb:g} GiB less {_CONTEXT_BYTES / GIB:.1f} GiB for CUDA"
+    )
     return Gpu(f"{gb:g} GB", free, source, precision="bfloat16", can_compile=True)
 
 
@@ -134,10 +136,11 @@ def _detect_gpu(config: RunConfig) -> Gpu | None:
         free = min(free, int(limit * GIB))
     with torch.cuda.device(device):
         has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    source = "free" if limit is None else "allowed by machine.gpu_memory_gib"
     return Gpu(
         torch.cuda.get_device_name(device),
         free,
-        f"{free / GIB:.1f} GiB {'free' if limit is None else 'by machine.gpu_memory_gib'} of {total / GIB:.1f} GiB",
+        f"{free / GIB:.1f} GiB {source}, of {total / GIB:.1f} GiB",
         precision="bfloat16" if has_bfloat16 else "float16",
         can_compile=can_compile(device),
     )
@@ -186,29 +189,29 @@ def _does_not_fit_error(config: RunConfig, tiles: int, gpu: Gpu, gpu_plan: GpuPl
     alternatives = [(each, smallest) for each, smallest in _plan_alternatives(config, tiles, gpu)]
     if fitting := [each for each, _ in alternatives if each.plan is not None]:
         listed = ", ".join(f"{each.label} ({each.plan.peak_bytes / GIB:.1f} GiB)" for each in fitting if each.plan)
-        lines.append(f"With --set, these settings fit on this GPU: {listed}.")
+        lines.append(f"Pass one of these settings with --set to fit on this GPU: {listed}.")
     if alternatives and alternatives[0][1] != "-":
         lines.append(f"The current settings fit on a GPU with {alternatives[0][1]}.")
     return SettingError(f"{gpu.name}: {gpu_plan.error.message}", hint="\n".join(lines))
 
 
-def plan_to_json(planned: MemoryPlan) -> dict[str, Any]:
+def plan_to_json(plan: MemoryPlan) -> dict[str, Any]:
     """Return the output of `tapfm plan --json`."""
 
     def plan_values(gpu_plan: GpuPlan) -> dict[str, Any] | None:
         return None if gpu_plan.plan is None else asdict(gpu_plan.plan) | {"peak_bytes": gpu_plan.plan.peak_bytes}
 
     return {
-        "encoder": planned.config.encoder.name,
-        "scope": planned.config.adaptation.scope,
-        "tiles": planned.tiles,
-        "shape": asdict(planned.shape),
+        "encoder": plan.config.encoder.name,
+        "scope": plan.config.adaptation.scope,
+        "tiles": plan.tiles,
+        "shape": asdict(plan.shape),
         "gpus": [
             {"gpu": gpu.name, "free_bytes": gpu.free_bytes, "plan": plan_values(gpu_plan)}
-            for gpu, gpu_plan in zip(planned.gpus, planned.plans, strict=True)
+            for gpu, gpu_plan in zip(plan.gpus, plan.plans, strict=True)
         ],
         "alternatives": [
             {"set": gpu_plan.label, "plan": plan_values(gpu_plan), "smallest_gpu": smallest}
-            for gpu_plan, smallest in planned.alternatives
+            for gpu_plan, smallest in plan.alternatives
         ],
     }

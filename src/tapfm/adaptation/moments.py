@@ -27,7 +27,7 @@ MomentFormat = Literal["float32", "bfloat16", "int8"]
 BLOCK_SIZE = 256
 _ZERO_CODE = 128  # code of a first moment of 0
 _FIRST_CODES, _SECOND_CODES = 127, 255
-_SMALLEST = 1e-30  # avoids a division by a scale of 0
+_MIN_SCALE = 1e-30  # avoids a division by a scale of 0
 _LOW_16_BITS = 0xFFFF
 _RANDOM_VALUES = 2**16  # number of different random values
 
@@ -72,11 +72,11 @@ def store_moments(first: Tensor, second: Tensor, moment_format: MomentFormat, se
     if moment_format == "float32":
         return {"first": first, "second": second}
     random = hash_int32(_element_indices(first) + seed)
-    for_first, for_second = random & _LOW_16_BITS, (random >> 16) & _LOW_16_BITS
+    first_bits, second_bits = random & _LOW_16_BITS, (random >> 16) & _LOW_16_BITS
     if moment_format == "bfloat16":
-        return {"first": _round_to_bfloat16(first, for_first), "second": _round_to_bfloat16(second, for_second)}
-    first_codes, first_scale = _quantise_first(first.float(), for_first)
-    second_codes, second_scale = _quantise_second(second.float(), for_second)
+        return {"first": _round_to_bfloat16(first, first_bits), "second": _round_to_bfloat16(second, second_bits)}
+    first_codes, first_scale = _quantise_first(first.float(), first_bits)
+    second_codes, second_scale = _quantise_second(second.float(), second_bits)
     return {
         "first": first_codes,
         "first_scale": first_scale,
@@ -110,7 +110,7 @@ def _quantise_first(first: Tensor, random: Tensor) -> tuple[Tensor, Tensor]:
     """Round first moments stochastically to 8-bit codes. Returns codes and scales."""
     size = first.abs()
     scale = size.amax(dim=1, keepdim=True)
-    square = size * (_FIRST_CODES**2 / scale.clamp_min(_SMALLEST))  # square of the exact, fractional code
+    square = size * (_FIRST_CODES**2 / scale.clamp_min(_MIN_SCALE))  # square of the exact, fractional code
     below = square.sqrt().floor()
     fraction = (square - below * below) / (2 * below + 1)  # position between the values of the two nearest codes
     code = (below + (random < fraction * _RANDOM_VALUES)).clamp_max(_FIRST_CODES)
@@ -126,7 +126,7 @@ def _quantise_second(second: Tensor, random: Tensor) -> tuple[Tensor, Tensor]:
     """Round second moments stochastically to 8-bit codes. A positive moment never becomes 0."""
     root = second.sqrt()
     scale = root.amax(dim=1, keepdim=True)
-    exact = (root * (_SECOND_CODES**2 / scale.clamp_min(_SMALLEST))).sqrt()  # the exact, fractional code
+    exact = (root * (_SECOND_CODES**2 / scale.clamp_min(_MIN_SCALE))).sqrt()  # the exact, fractional code
     below = exact.floor()
     fraction = (_fourth_power(exact) - _fourth_power(below)) / (_fourth_power(below + 1) - _fourth_power(below))
     code = below + (random < fraction * _RANDOM_VALUES)

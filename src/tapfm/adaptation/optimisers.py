@@ -92,7 +92,7 @@ class AdamW:
         self._rate = torch.zeros((), dtype=torch.float64, device=device)
         self.device = self._rate.device  # with an index: cuda becomes cuda:0
         self._step = torch.zeros((), dtype=torch.int64, device=device)
-        self._always = torch.ones((), dtype=torch.bool, device=device)
+        self._true = torch.ones((), dtype=torch.bool, device=device)
         # biases and norms are vectors
         decayed = {name: p for name, p in parameters.items() if p.ndim > 1 or decay_all}
         others = {name: p for name, p in parameters.items() if name not in decayed}
@@ -136,10 +136,10 @@ class AdamW:
     @torch.no_grad()
     def step(self, *, factor: Tensor | float = 1.0, finite: Tensor | None = None) -> None:
         """Update with the gradients times `factor`, and clear them. If `finite` is False, nothing else changes."""
-        finite = self._always if finite is None else finite
+        finite = self._true if finite is None else finite
         self._step += finite
         seeds = hash_int32(self._step.to(torch.int32) * _STRIDE + self._shard_indices)
-        scalars = self._scalars(factor)
+        scalars = self._compute_scalars(factor)
         for shard, seed in zip(self.shards, seeds, strict=True):
             self._step_shard(shard, scalars[shard.full_precision.dtype, shard.has_weight_decay], finite, seed)
 
@@ -185,8 +185,8 @@ class AdamW:
                 seed + start * BLOCK_SIZE,
             )
 
-    def _scalars(self, factor: Tensor | float) -> dict[tuple[torch.dtype, bool], tuple[Tensor, ...]]:
-        """Compute the scalars of a step on the device. In float32, 1 - 0.999 would have only four correct digits."""
+    def _compute_scalars(self, factor: Tensor | float) -> dict[tuple[torch.dtype, bool], tuple[Tensor, ...]]:
+        """Return the factors of a step, computed in float64: in float32, 1 - 0.999 has only four correct digits."""
         step = self._step.to(torch.float64)
         step_size = self._rate / (1 - _FIRST_DECAY**step)
         inverse_root_bias = (1 - _SECOND_DECAY**step).rsqrt()  # a factor, to save one division per element
@@ -222,7 +222,7 @@ class AdamW:
     def state(self) -> dict[str, Tensor]:
         """Return moments and step count without copying, under the keys `0007/first`, ..., `step`, `layout`."""
         self._synchronise()
-        return dict(self._moments()) | {_STEP: self._step, _LAYOUT: self._layout}
+        return dict(self._named_moments()) | {_STEP: self._step, _LAYOUT: self._layout}
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -234,7 +234,7 @@ class AdamW:
                 f"The checkpoint has {saved_format} moments, but the optimiser uses {self.moment_format}.",
                 hint=f'Resume with optimiser.moments = "{saved_format}", or start a new run.',
             )
-        moments = dict(self._moments())
+        moments = dict(self._named_moments())
         mismatches = [name for name, stored in moments.items() if not _same_shape_and_dtype(state.get(name), stored)]
         if mismatches or _STEP not in state or not _equal(state.get(_LAYOUT), self._layout):
             raise CheckpointError(
@@ -246,7 +246,7 @@ class AdamW:
             stored.copy_(state[name])
         self._step.copy_(state[_STEP])
 
-    def _moments(self) -> Iterator[tuple[str, Tensor]]:
+    def _named_moments(self) -> Iterator[tuple[str, Tensor]]:
         for index, shard in enumerate(self.shards):
             for name, stored in shard.moments.items():
                 yield f"{index:04d}/{name}", stored
@@ -302,7 +302,7 @@ def make_optimiser(
     offload: bool = False,
     compiled: bool = False,
 ) -> AdamW | None:
-    """Build AdamW for the trainable parameters, on `device` (None: where they are). None if there are none."""
+    """Return AdamW for the trainable parameters, or None if there are none. `device` None: that of the parameters."""
     trainable = {name: parameter for name, parameter in dict(parameters).items() if parameter.requires_grad}
     if not trainable:
         return None

@@ -164,7 +164,7 @@ def _list_candidates(
     """Return all combinations of chunk size and recomputation levels."""
     tiles = inputs.tiles
     sizes = [tiles] if chunk == "all" else _chunk_sizes(inputs) if chunk == "auto" else [_even_chunk_size(tiles, chunk)]
-    tile_costs = [compute_graph_cost(inputs, levels) for levels in _list_levels(inputs.shape, recompute)]
+    tile_costs = [compute_graph_cost(inputs, levels) for levels in _iter_levels(inputs.shape, recompute)]
     return [compute_chunk_cost(inputs, tile_cost, size) for size in sizes for tile_cost in tile_costs]
 
 
@@ -234,7 +234,7 @@ def _even_chunk_size(tiles: int, chunk: int) -> int:
     return math.ceil(tiles / math.ceil(tiles / max(1, chunk)))
 
 
-def _list_levels(shape: EncoderShape, recompute: Recompute | Literal["auto"]) -> Iterator[tuple[Recompute, ...]]:
+def _iter_levels(shape: EncoderShape, recompute: Recompute | Literal["auto"]) -> Iterator[tuple[Recompute, ...]]:
     """Yield the recomputation levels to try, from least to most recomputation.
 
     The first blocks recompute one level more than the others, because their activations are in memory longest: the
@@ -245,7 +245,7 @@ def _list_levels(shape: EncoderShape, recompute: Recompute | Literal["auto"]) ->
         return
     frozen = (RECOMPUTE_LEVELS[0],) * (shape.depth - shape.trainable_blocks)  # these blocks have no backward pass
     yield frozen + (RECOMPUTE_LEVELS[0],) * shape.trainable_blocks
-    # with adapters, level "pointwise" saves more than level "nothing"
+    # with adapters, level "pointwise" needs more memory than level "nothing"
     levels = [level for level in RECOMPUTE_LEVELS if not (level == "pointwise" and shape.has_adapters)]
     for weak, strong in pairwise(levels):
         for count in range(1, shape.trainable_blocks + 1):

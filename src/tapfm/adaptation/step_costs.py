@@ -1,8 +1,9 @@
 """Memory and time of a training step, predicted from the architecture of the encoder.
 
-The peak memory is the largest sum over time during a step. Weights and optimiser are always in memory. The graph grows
-with the number of tiles, and shrinks while the backward pass goes from the last block to the first and the gradients
-grow. `Coefficients` contains the values that cannot be derived from the architecture.
+The peak memory is the largest memory use at any time during a step. Weights and optimiser are always in memory. The
+size of the graph is proportional to the number of tiles. During the backward pass, from the last block to the first,
+the graph shrinks and the gradients grow. `Coefficients` contains the values that cannot be derived from the
+architecture.
 
 In this module, a *graph* is the activations that autograd saves, and *levels* are the recomputation levels of the
 blocks, one per block.
@@ -27,7 +28,7 @@ Precision = Literal["float32", "bfloat16", "float16"]
 GIB = 2**30
 RECOMPUTE_LEVELS: tuple[Recompute, ...] = get_args(Recompute)  # in descending order of memory
 _HOST_BYTES_PER_S = 20e9  # copies between GPU and host memory
-_FLOP_PER_S = 100e12  # approximate speed of GPUs that are too small for their optimiser
+_FLOP_PER_S = 100e12  # approximate speed of GPUs whose memory is too small for the optimiser
 
 
 @dataclass(frozen=True)
@@ -131,13 +132,13 @@ class OptimiserStorage:
 
     @property
     def exact(self) -> bool:
-        """Whether the moments are not rounded."""
+        """Whether the moments are stored without rounding."""
         return self.moments == "float32"
 
 
 @dataclass(frozen=True, eq=False)
 class TileGraphCost:
-    """Memory and recomputation of one tile.
+    """Memory of the graph of one tile, and the work of recomputation.
 
     saved_bytes: activations saved by the blocks up to each block, cumulative.
     temporary_bytes: additional memory while the backward pass is in each block.
@@ -165,14 +166,14 @@ class ChunkCost:
     later_bytes: float  # peak in the backward pass of a later graph, with all gradients; 0 if there is one graph
 
     def peak_bytes(self, graphs_kept: int) -> float:
-        """Return the peak if so many chunks keep their graph. Each graph is freed after its backward pass."""
+        """Return the peak if `graphs_kept` chunks keep their graph. Each graph is freed after its backward pass."""
         graph_bytes = self.size * self.tile.graph_bytes
         first = self.first_bytes + (graphs_kept - 1) * graph_bytes
         return max(first, self.later_bytes + max(0, graphs_kept - 2) * graph_bytes)
 
 
 def compute_graph_cost(inputs: PlannerInput, levels: tuple[Recompute, ...]) -> TileGraphCost:
-    """Return the memory and recomputation of one tile for given recomputation levels."""
+    """Return the memory of one tile's graph, and the work of recomputation, for these levels."""
     shape = inputs.shape
     pixels = 3.0 * shape.tile_px**2 * inputs.element_bytes if shape.trainable_embedding else 0.0
     trainable_levels = levels[shape.depth - shape.trainable_blocks :]
@@ -208,7 +209,7 @@ def compute_chunk_cost(inputs: PlannerInput, tile: TileGraphCost, size: int) -> 
 def _find_backward_peak(inputs: PlannerInput, tile: TileGraphCost, size: int, *, is_first: bool) -> _MemoryUse:
     """Return the largest memory use: while pixels are normalised, or in the backward pass of one of the blocks."""
     shape, parameter_bytes = inputs.shape, _gradient_bytes(inputs, size)
-    size = _tiles_with_graph(inputs, size)
+    size = _count_backward_tiles(inputs, size)
     gradients = parameter_bytes * _count_gradients(inputs, is_first=is_first)
     start = _MemoryUse(0.0, float(gradients[0]), size * 8.0 * 3 * shape.tile_px**2)  # pixels twice in float32
     if not shape.trainable_blocks:
@@ -225,7 +226,7 @@ def _find_backward_peak(inputs: PlannerInput, tile: TileGraphCost, size: int, *,
 def _count_gradients(inputs: PlannerInput, *, is_first: bool) -> NDArray[np.float64]:
     """Return how many parameters have a gradient: before the backward pass, then in each block, the last block first.
 
-    If the graph is not the first, other chunks or slides have left the gradients of all parameters.
+    After the first graph, all parameters already have gradients, from other chunks or slides.
     """
     shape = inputs.shape
     before = 0 if is_first and inputs.slides_per_step == 1 else shape.trainable_parameters
@@ -235,7 +236,7 @@ def _count_gradients(inputs: PlannerInput, *, is_first: bool) -> NDArray[np.floa
     return counts
 
 
-def _memory_in_update(inputs: PlannerInput, storage: OptimiserStorage, size: int) -> _MemoryUse:
+def _compute_update_memory(inputs: PlannerInput, storage: OptimiserStorage, size: int) -> _MemoryUse:
     """Return the memory during the optimiser's update, shard by shard: all gradients, but no graph."""
     shape = inputs.shape
     copied_bytes = 4 + moment_bytes(storage.moments) if storage.offload else 0.0  # an offloaded shard on the GPU
@@ -245,7 +246,7 @@ def _memory_in_update(inputs: PlannerInput, storage: OptimiserStorage, size: int
 
 def compute_update_bytes(inputs: PlannerInput, storage: OptimiserStorage, size: int) -> float:
     """Return the memory during the optimiser's update, without weights and the optimiser's state."""
-    return _memory_in_update(inputs, storage, size).total
+    return _compute_update_memory(inputs, storage, size).total
 
 
 def split_peak_memory(
@@ -258,7 +259,7 @@ def split_peak_memory(
     if _accumulates_gradients(inputs, chunk.size):
         peak = _find_backward_peak(inputs, chunk.tile, chunk.size, is_first=False)
         peaks.append(peak._replace(graph=peak.graph + max(0, graphs_kept - 2) * graph_bytes))
-    peak = max(*peaks, _memory_in_update(inputs, storage, chunk.size), key=lambda use: use.total)
+    peak = max(*peaks, _compute_update_memory(inputs, storage, chunk.size), key=lambda use: use.total)
     return compute_resident_bytes(inputs, storage) | {
         "gradients": peak.gradients,
         "graph": peak.graph,
@@ -291,7 +292,7 @@ def _accumulates_gradients(inputs: PlannerInput, size: int) -> bool:
     return inputs.slides_per_step > 1 or (inputs.backward_tiles or inputs.tiles) > size
 
 
-def _tiles_with_graph(inputs: PlannerInput, size: int) -> int:
+def _count_backward_tiles(inputs: PlannerInput, size: int) -> int:
     """Return how many tiles of a chunk take part in the backward pass."""
     return min(size, inputs.backward_tiles or size)
 
@@ -307,7 +308,7 @@ def compute_tile_bytes(inputs: PlannerInput, size: int) -> float:
 
 
 def _saved_bytes_by_block(inputs: PlannerInput, levels: tuple[Recompute, ...]) -> list[float]:
-    """Return the activations of one tile that each block saves for its backward pass."""
+    """Return the bytes of activations that each block saves per tile."""
     shape = inputs.shape
     frozen = shape.depth - shape.trainable_blocks
     blocks = [
@@ -319,7 +320,7 @@ def _saved_bytes_by_block(inputs: PlannerInput, levels: tuple[Recompute, ...]) -
 
 
 def _token_bytes(inputs: PlannerInput, level: Recompute) -> float:
-    """Return the activations of one token that a block saves."""
+    """Return the bytes of activations that a block saves per token."""
     shape, c = inputs.shape, inputs.coefficients
     # under autocast, the residual stream is in float32
     residual = shape.width * (4 - inputs.element_bytes) if inputs.precision == "float16" else 0
@@ -339,7 +340,10 @@ def _token_bytes(inputs: PlannerInput, level: Recompute) -> float:
 
 
 def _last_block_bytes(inputs: PlannerInput, level: Recompute) -> float:
-    """Return the activations of one tile that the last block saves. If only the CLS token is used: none of its MLP."""
+    """Return the bytes of activations that the last block saves per tile.
+
+    If only the CLS token is used, the activations of its MLP are negligible and not counted.
+    """
     shape = inputs.shape
     output = 0.0 if shape.cls_only else shape.tokens * _token_bytes(inputs, "block")  # input of the final norm
     if level == "block":
@@ -398,10 +402,10 @@ def _recompute_cost(inputs: PlannerInput, level: Recompute) -> float:
 def _small_chunk_overhead(inputs: PlannerInput, size: int) -> float:
     """Return the additional time per tile of small chunks, as a fraction.
 
-    Launching the kernels of a block takes the same time for any number of tiles. If a chunk is so small that the GPU
-    finishes earlier, the GPU waits. Somewhat larger chunks do not use the whole GPU either.
+    Launching the kernels of a block takes the same time for any number of tiles. With very small chunks, the GPU waits
+    for the next launch. With slightly larger chunks, it does not wait, but is not fully used.
     """
-    shape, size = inputs.shape, _tiles_with_graph(inputs, size)
+    shape, size = inputs.shape, _count_backward_tiles(inputs, size)
     launch_fraction = inputs.coefficients.launch_bound_size / (size * shape.tokens * shape.width**2)
     return max(0.0, launch_fraction - 1) + 0.05 * launch_fraction
 

@@ -41,7 +41,7 @@ def sample_subset(
     have a gradient. `generator` is a CPU generator; None: torch's default generator.
     """
     if count < 1:
-        raise SettingError(f"A subset needs at least 1 tile; got {count}.", hint="A usual value is 256.")
+        raise SettingError(f"A subset needs at least 1 tile; got {count}.", hint="A typical value is 256.")
     if len(g_z_KD) <= count:
         return TileSubset(torch.arange(len(g_z_KD)), torch.ones_like(g_r_K))
     importance = tile_importance(encoded, g_z_KD, g_r_K, lambda_).cpu().numpy()  # synchronises with the device
@@ -63,10 +63,12 @@ def tile_importance(encoded: EncodedTiles, g_z_KD: Tensor, g_r_K: Tensor, lambda
     """
     # A float32 square can underflow to 0 for a value that is not 0. The maximum never exceeds the norm.
     norms_K = torch.maximum(g_z_KD.norm(dim=1), g_z_KD.norm(torch.inf, dim=1)).double()
-    return norms_K * _spread(encoded.z_KD) + lambda_ * g_r_K.abs().double() * _spread(encoded.r_K)
+    return norms_K * _standard_deviation(encoded.z_KD) + lambda_ * g_r_K.abs().double() * _standard_deviation(
+        encoded.r_K
+    )
 
 
-def _spread(values: Tensor) -> Tensor:
+def _standard_deviation(values: Tensor) -> Tensor:
     """Return the standard deviation over tiles, or 1 if it is 0, so that no gradient is ignored."""
     deviation = values.var(dim=0).mean().sqrt().double()
     return torch.where(deviation == 0, torch.ones_like(deviation), deviation)

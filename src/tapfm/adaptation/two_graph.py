@@ -243,8 +243,8 @@ class AggregatorGradients(NamedTuple):
     """Losses and gradients of graph 1 after its backward pass. All tensors are detached."""
 
     logits_C: Tensor
-    task_loss: Tensor  # comparable between aggregators
-    total_loss: Tensor  # with the aggregator's own term: the gradients are of this loss
+    task_loss: Tensor  # can be compared between aggregators
+    total_loss: Tensor  # task loss plus the aggregator's extra loss; the gradients are those of this loss
     loss_attention: Tensor
     g_z_KD: Tensor
     g_r_K: Tensor
@@ -279,8 +279,9 @@ def compute_aggregator_gradients(
         logits_C, tile_weights = output.logits_C, output.tile_weights
         if not logits_C.shape == targets.labels_C.shape == (len(task.targets),):
             raise LabelError(
-                f"The task has {len(task.targets)} targets ({', '.join(task.targets)}), but the aggregator returned "
-                f"{tuple(logits_C.shape)} logits and the slide has {tuple(targets.labels_C.shape)} labels.",
+                f"The task has {len(task.targets)} targets ({', '.join(task.targets)}), but the aggregator's "
+                f"logits have shape {tuple(logits_C.shape)} and the slide's labels have shape "
+                f"{tuple(targets.labels_C.shape)}.",
                 hint="Build the aggregator with the same number of targets as the task.",
             )
         task_loss = task.loss(logits_C, targets)

@@ -33,12 +33,12 @@ class SlideFile:
 
 @dataclass(frozen=True)
 class BenchSlides:
-    """Numbers of tiles of the slides of each split, and some slide files to read tiles from."""
+    """Number of tiles of each slide, by split, and some slide files to read tiles from."""
 
     source: SlideSource
-    tiles_by_split: Mapping[str, Sequence[int]]  # for each slide of a split
+    tiles_by_split: Mapping[str, Sequence[int]]  # one number per slide
     files: tuple[SlideFile, ...]
-    without_tiles: int = 0
+    slides_without_tiles: int = 0
 
     @property
     def count(self) -> int:
@@ -79,7 +79,7 @@ def slides_from_cohort(table: Path, tiles: Path, slides_folder: Path | None = No
         try:
             files[row.slide_id] = SlideFile(row.path, read_slide_tiles(tiles, row.slide_id))
         except TapfmError:
-            continue  # counted in without_tiles
+            continue  # counted in slides_without_tiles
     if not files:
         raise CohortError(
             f"No slide of {table} has tiles in {tiles}.",

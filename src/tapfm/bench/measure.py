@@ -49,10 +49,10 @@ class _Budget:
     reading_s: float = 3.0
     encoding_s: float = 3.0
     steps_s: float = 4.0
-    step_s: float = 2.0  # of one step on a CPU; limits its number of tiles
+    max_step_s: float = 2.0  # of one step on a CPU; limits its number of tiles
 
 
-_QUICK = _Budget(device_speed_s=0.2, reading_s=0.5, encoding_s=0.5, steps_s=0.5, step_s=0.4)
+_QUICK = _Budget(device_speed_s=0.2, reading_s=0.5, encoding_s=0.5, steps_s=0.5, max_step_s=0.4)
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class BenchResult:
                 "source": self.slides.source,
                 "by_split": count_slides(self.slides),
                 "mean_tiles": self.slides.mean_tiles,
-                "without_tiles": self.slides.without_tiles,
+                "without_tiles": self.slides.slides_without_tiles,
             },
             "tile_counts": asdict(self.tile_counts),
             "estimates": [asdict(row) for row in self.estimates],
@@ -178,14 +178,14 @@ def _measure_all(
             start_stage("generating a slide")
         files = (write_synthetic_slide(Path(folder), tile_px),) if synthetic else slides.files
         reading = []
-        for count in dict.fromkeys([1, workers]):  # the last one as in training
+        for count in dict.fromkeys([1, workers]):  # `workers` last: estimates use the last speed
             start_stage(f"reading, {format_count(count, 'worker')}")
             reading.append(
                 measure_reading(files, tile_px, workers=count, budget_s=budget.reading_s, synthetic=synthetic)
             )
     start_stage("encoding")
     encoding = measure_encoding(setup, matrix_product.tflops, budget_s=budget.encoding_s)
-    tiles = choose_tiles_per_step(setup, slides.mean_tiles, encoding, step_s=budget.step_s)
+    tiles = choose_tiles_per_step(setup, slides.mean_tiles, encoding, max_step_s=budget.max_step_s)
     steps = []
     for scope in scopes:
         for strategy in _STRATEGIES:
@@ -234,7 +234,6 @@ def _describe_machine(device: torch.device) -> Machine:
 
 
 def _processor_name() -> str:
-    """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux

@@ -30,7 +30,7 @@ _MIN_TISSUE_FRACTION = 0.25  # of a tile
 
 @dataclass(frozen=True)
 class ReadingSpeed:
-    """Speed of reading tiles with some worker processes."""
+    """Speed of reading tiles with a given number of worker processes."""
 
     workers: int
     slides: int

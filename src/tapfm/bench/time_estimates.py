@@ -12,7 +12,7 @@ Bottleneck = Literal["reading", "computing"]
 
 @dataclass(frozen=True)
 class TileCounts:
-    """Numbers of tiles that a training run and a prediction process."""
+    """Numbers of tiles to process in training and in prediction."""
 
     training_tiles: int  # per epoch
     validation_tiles: int  # after each epoch
@@ -47,12 +47,12 @@ def estimate_times(tile_counts: TileCounts, speeds: Speeds, *, shared_cores: boo
     `shared_cores`, the CPU does both, and the durations are added.
     """
 
-    def estimate(task: str, tiles: int, computing: float | None) -> TimeEstimate:
+    def estimate(task: str, tiles: int, computing_speed: float | None) -> TimeEstimate:
         if not tiles:
             return TimeEstimate(task, 0, 0.0, None)
-        if not computing or not speeds.reading:
+        if not computing_speed or not speeds.reading:
             return TimeEstimate(task, tiles, None, None)
-        reading_s, computing_s = tiles / speeds.reading, tiles / computing
+        reading_s, computing_s = tiles / speeds.reading, tiles / computing_speed
         seconds = reading_s + computing_s if shared_cores else max(reading_s, computing_s)
         return TimeEstimate(task, tiles, seconds, "reading" if reading_s > computing_s else "computing")
 
