@@ -1,33 +1,33 @@
-// Search in pages that are opened as files: a browser refuses to start a Worker from a file, so its script runs in a
-// hidden frame, and messages are handed to and fro. Pages that come from a server keep the Worker of the browser.
+// Makes search work on pages opened from file:// URLs. Browsers do not start a Worker from a file, so this class runs the
+// worker script in a hidden iframe and forwards messages in both directions. Pages from a server use the normal Worker.
 if (location.protocol === "file:") {
-  window.Worker = class FrameWorker extends EventTarget {
-    constructor(address) {
+  window.Worker = class IframeWorker extends EventTarget {
+    constructor(url) {
       super();
-      this.waiting = [];
+      this.queue = []; // messages sent before the script is loaded
       this.frame = document.createElement("iframe");
       this.frame.hidden = true;
       this.frame.srcdoc = "<!doctype html><title>search</title>";
-      this.frame.addEventListener("load", () => this.begin(new URL(address, document.baseURI)), { once: true });
+      this.frame.addEventListener("load", () => this.loadScript(new URL(url, document.baseURI)), { once: true });
       document.body.append(this.frame);
     }
 
-    begin(address) {
-      const inside = this.frame.contentWindow;
-      inside.postMessage = (data) => this.dispatchEvent(new MessageEvent("message", { data }));
-      inside.importScripts = () => {}; // other languages' stemmers; this site is in English
-      const script = inside.document.createElement("script");
-      script.src = address.href;
+    loadScript(url) {
+      const frameWindow = this.frame.contentWindow;
+      frameWindow.postMessage = (data) => this.dispatchEvent(new MessageEvent("message", { data }));
+      frameWindow.importScripts = () => {}; // would load stemmers of other languages; this site is in English
+      const script = frameWindow.document.createElement("script");
+      script.src = url.href;
       script.addEventListener("load", () => {
-        const sent = this.waiting;
-        this.waiting = null;
-        sent.forEach((data) => this.postMessage(data));
+        const queued = this.queue;
+        this.queue = null;
+        queued.forEach((data) => this.postMessage(data));
       });
-      inside.document.head.append(script);
+      frameWindow.document.head.append(script);
     }
 
     postMessage(data) {
-      if (this.waiting) this.waiting.push(data);
+      if (this.queue) this.queue.push(data);
       else this.frame.contentWindow.dispatchEvent(new MessageEvent("message", { data }));
     }
 

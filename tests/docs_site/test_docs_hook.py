@@ -50,7 +50,7 @@ def test_links_outside_docs_become_text_or_lead_to_the_page_of_the_site(rewrite,
         "~~~\n[the code](../../src/code.py)\n~~~",
         "So:\n\n    [the code](../../src/code.py) <z>\n",
         "`<z, g>` and <https://example.org>",
-        '<div class="doors" markdown>\n\n</div>\n<!-- a comment -->',
+        '<div class="sections" markdown>\n\n</div>\n<!-- a comment -->',
     ],
 )
 def test_other_links_and_code_stay_unchanged(rewrite, text):
