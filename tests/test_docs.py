@@ -125,12 +125,13 @@ def workspace(tmp_path, prepared):
 def remove_output(command, folder):
     """Remove the files that the command will write, unless it resumes."""
     arguments = shlex.split(command)
-    for option in ("--out", "--write"):
-        if option in arguments and not {"--resume", "--tables"} & set(arguments):
-            out = folder / arguments[arguments.index(option) + 1]
-            if out.is_dir():
-                shutil.rmtree(out)
-            out.unlink(missing_ok=True)
+    outputs = [arguments[2]] if command.startswith("tapfm synth") else []
+    if not {"--resume", "--tables"} & set(arguments):
+        outputs += [arguments[arguments.index(option) + 1] for option in ("--out", "--write") if option in arguments]
+    for out in outputs:
+        if (folder / out).is_dir():
+            shutil.rmtree(folder / out)
+        (folder / out).unlink(missing_ok=True)
 
 
 SERVERS = [command for command in COMMANDS if command.startswith("tapfm view")]
@@ -155,7 +156,7 @@ def test_every_command_of_the_docs_runs(command, workspace, monkeypatch):
     monkeypatch.chdir(workspace)
     monkeypatch.setenv("TAPFM_CACHE", str(workspace))
     result = tapfm(*shlex.split(command)[1:], *(FEWER_SLIDES if command.startswith("tapfm synth") else ()))
-    assert result.returncode == 0, result.said
+    assert result.returncode == 0, result.output
 
 
 def test_tiling_example_runs(workspace, monkeypatch, capsys):
