@@ -511,7 +511,7 @@ def test_training_with_stored_features_updates_only_the_aggregator(tmp_path, sli
     for i, (name, slide) in enumerate(slides.items()):
         features = rng.normal(i % 2, 1.0, (25, 6)).astype(np.float32)
         files[name] = tmp_path / f"{name}.h5"
-        write_features(files[name], FeatureSet(name, features), slide.tiles, about={})
+        write_features(files[name], FeatureSet(name, features), slide.tiles, attributes={})
     torch.manual_seed(0)
     model = SlideModel(None, Abmil(6, hidden=8, attention=4), BinaryTask.from_training_labels("target", [0, 1]))
     learner = Learner(model, AdaptationSettings(), OptimiserSettings(aggregator_lr=1e-2))

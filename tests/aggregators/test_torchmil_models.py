@@ -94,7 +94,7 @@ def test_logit_and_loss_terms_are_those_of_torchmil(model):
     """Except for the slide loss, which is that of the task, and the instance loss of CLAM, which tapfm corrects."""
     aggregator, (z_KD, r_K, positions) = build_small_model(model).eval(), random_bag(12)
     output = run_aggregator(aggregator, z_KD, r_K, positions)
-    graph = {"adj": build_adjacency(positions)[None]} if aggregator.uses_positions else {}
+    graph = {"adj": build_adjacency(positions)[None]} if aggregator.uses_coordinates else {}
     if model == "DTFDMIL":
         graph = {"mask": torch.ones(1, 12)}
         np.random.seed(0)  # it assigns tiles to pseudo-bags at random
@@ -206,7 +206,7 @@ def test_options_are_arguments_of_the_constructor():
     for options, valid in (
         ({"gated": 1}, "true or false"),
         ({"att_dim": 4.0}, "an integer"),
-        ({"att_act": 3}, "a text"),
+        ({"att_act": 3}, "a string"),
         ({"feat_ext": "x"}, "Available"),
     ):
         with pytest.raises(InputError) as raised:

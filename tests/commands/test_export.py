@@ -421,7 +421,7 @@ def test_export_with_features_of_another_size_is_an_error(train, tmp_path):
     for i in range(len(SPLITS)):
         rng = np.random.default_rng(i)
         features = FeatureSet(case_id(i), rng.normal(size=(4, 16)).astype(np.float32))
-        write_features(tmp_path / f"{case_id(i)}.h5", features, make_tile_set(i), about={})
+        write_features(tmp_path / f"{case_id(i)}.h5", features, make_tile_set(i), attributes={})
     run = train("sixteen", "adaptation.method=fixed", f"tiles.features={tmp_path}", "aggregator.name=abmil")
     assert load_run(run).description["aggregator"]["feature_size"] == 16
     assert tapfm("export", run, "--out", tmp_path / "out").returncode == 0

@@ -52,7 +52,7 @@ def test_transformers_checkpoints_give_the_same_features(key, tmp_path):
     card = small_card(key)
     model = save_transformers_model(key, tmp_path, card)
     encoder, _, provenance = load_encoder(card, weights=tmp_path)
-    assert provenance.positions == "as trained"
+    assert provenance.position_embedding == "as trained"
     assert_same_features(encoder, model)
 
 
@@ -62,7 +62,7 @@ def test_positions_are_resampled_like_in_transformers(key, tmp_path):
     card = dataclasses.replace(small, position_px=2 * small.tile_px, resampling="transformers")
     model = save_transformers_model(key, tmp_path, card)
     encoder, _, provenance = load_encoder(card, weights=tmp_path)
-    assert provenance.positions == "resampled from 8 x 8 to 4 x 4 patches as transformers does"
+    assert provenance.position_embedding == "resampled from 8 x 8 to 4 x 4 patches as transformers does"
     assert_same_features(encoder, model)
     resampled_filtered_by_timm = load_encoder(dataclasses.replace(card, resampling="timm"), weights=tmp_path).encoder
     with pytest.raises(AssertionError):

@@ -55,7 +55,9 @@ def feature_set(**changes):
 
 
 def write_file(path, features=None, tiles=TILES):
-    write_features(path, features or feature_set(), tiles, about={"precision": "bfloat16", "batch": 64, "seconds": 1.5})
+    write_features(
+        path, features or feature_set(), tiles, attributes={"precision": "bfloat16", "batch": 64, "seconds": 1.5}
+    )
     return path
 
 

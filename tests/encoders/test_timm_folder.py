@@ -111,7 +111,7 @@ def test_data_config_of_timm_matches_the_card(card, encoder, tmp_path):
 
 
 def test_config_contains_metadata_and_licence(card, encoder, tmp_path):
-    write_timm_folder(encoder, card, tmp_path, about={"run": "fgfr3", "scope": "lora:16"})
+    write_timm_folder(encoder, card, tmp_path, metadata={"run": "fgfr3", "scope": "lora:16"})
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["tapfm"] | {"run": "fgfr3", "scope": "lora:16", "encoder": "h-optimus-0"} == config["tapfm"]
     assert config["pretrained_cfg"]["license"] == card.licence

@@ -69,7 +69,7 @@ def test_rotary_buffers_missing_in_the_file_are_computed(tmp_path):
     tiles = random_tiles(encoder)
     expected = vit.forward_features((tiles.float() - encoder.mean) / encoder.std)[:, 0]
     torch.testing.assert_close(encoder.eval()(tiles).z_KD, expected, rtol=1e-4, atol=1e-5)
-    assert provenance.positions.startswith("rotary")
+    assert provenance.position_embedding.startswith("rotary")
 
 
 def test_weights_are_found_in_a_hub_cache_folder(card, state, tmp_path):
@@ -112,7 +112,7 @@ def apply_change(state, change):
         ),
         (lambda s: s.update({"fc_norm.weight": torch.ones(48)}), "unexpected  fc_norm.weight"),
     ],
-    ids=["missing", "unexpected", "patch size", "position table", "averaged model"],
+    ids=["missing", "unexpected", "patch size", "position embedding", "averaged model"],
 )
 def test_mismatched_tensors_are_an_error_that_names_them(card, state, tmp_path, change, message):
     file = tmp_path / "model.safetensors"
@@ -140,7 +140,7 @@ def test_another_tile_size_resamples_positions(card, state, tmp_path):
     save_file(state, tmp_path / "model.safetensors")
     encoder, _, provenance = load_encoder(card, weights=tmp_path, tile_px=84)
     assert encoder.tile_px == 84
-    assert provenance.positions == "resampled from 4 x 4 to 6 x 6 patches as timm does"
+    assert provenance.position_embedding == "resampled from 4 x 4 to 6 x 6 patches as timm does"
     assert encoder(random_tiles(encoder)).z_KD.isfinite().all()
 
 

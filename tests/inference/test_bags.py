@@ -17,22 +17,22 @@ def slides(tmp_path_factory):
     return write_slides(tmp_path_factory.mktemp("slides"), 2)
 
 
-def read_bag(slides, visit, device="cpu", workers=0):
+def read_bag(slides, request, device="cpu", workers=0):
     bags = make_bags(slides, device=device, workers=workers)
-    bags.start(iter([visit]))
-    bag = bags.read(visit)
+    bags.start(iter([request]))
+    bag = bags.read(request)
     bags.close()
     return bag
 
 
 def test_whole_bags_and_parts_have_the_same_pixels(slides, monkeypatch):
     monkeypatch.setattr(module, "_PART_TILES", 3)
-    address = (7, 0, "s01")
-    whole = read_bag(slides, BagRequest("train", "s01", 8, address))
+    rng_key = (7, 0, "s01")
+    whole = read_bag(slides, BagRequest("train", "s01", 8, rng_key))
     assert whole.content.shape == (8, 3, 42, 42)
-    bags, visit = make_bags(slides), BagRequest("inference", "s01", 8, address)
-    bags.start(iter([visit]))
-    parts = list(bags.read_parts(visit))
+    bags, request = make_bags(slides), BagRequest("inference", "s01", 8, rng_key)
+    bags.start(iter([request]))
+    parts = list(bags.read_parts(request))
     assert [part.tiles for part in parts] == [3, 3, 2]
     assert torch.equal(torch.cat([part.content for part in parts]), whole.content)
     assert np.array_equal(np.concatenate([part.rows for part in parts]), whole.rows)
@@ -62,19 +62,19 @@ def test_pageable_memory_is_used_if_pinning_fails(monkeypatch):
 @pytest.mark.skipif(not CUDA, reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_tiles_for_a_gpu_are_read_into_pinned_memory(slides, workers):
-    visit = BagRequest("train", "s01", 8, (7, 0, "s01"))
-    on_gpu = read_bag(slides, visit, "cuda", workers)
+    request = BagRequest("train", "s01", 8, (7, 0, "s01"))
+    on_gpu = read_bag(slides, request, "cuda", workers)
     assert on_gpu.content.is_pinned()
-    assert torch.equal(on_gpu.content, read_bag(slides, visit).content)
+    assert torch.equal(on_gpu.content, read_bag(slides, request).content)
 
 
 @pytest.mark.skipif(not CUDA, reason="needs an NVIDIA GPU")
 def test_gpu_and_cpu_give_the_same_features(slides):
-    visit = BagRequest("inference", "s01")
+    request = BagRequest("inference", "s01")
     found = []
     for device in ("cpu", "cuda"):
         bags, model = make_bags(slides, device=device, workers=1), make_learner(device=device).model
-        bags.start(iter([visit]))
-        found.append(Predictor.for_training(model).encode_slide(bags, visit).by_model[0].z_KD.cpu())
+        bags.start(iter([request]))
+        found.append(Predictor.for_training(model).encode_slide(bags, request).by_model[0].z_KD.cpu())
         bags.close()
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)

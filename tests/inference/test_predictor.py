@@ -37,20 +37,20 @@ class TilesInMemory:
 
     waited_s = 0.0
 
-    def __init__(self, slides, part=4, missing=None):
-        self.slides, self.part, self.missing = slides, part, missing or {}
-        self.plan, self.closed = [], False
+    def __init__(self, slides, part=4, unreadable=None):
+        self.slides, self.part, self.unreadable = slides, part, unreadable or {}
+        self.requests, self.closed = [], False
 
-    def start(self, plan):
-        self.plan = list(plan)
+    def start(self, requests):
+        self.requests = list(requests)
 
-    def read_parts(self, visit):
-        missing = self.missing.get(visit.slide_id, {})
-        tiles = self.slides[visit.slide_id]
+    def read_parts(self, request):
+        unreadable = self.unreadable.get(request.slide_id, {})
+        tiles = self.slides[request.slide_id]
         for start in range(0, len(tiles), self.part):
-            rows = [row for row in range(start, min(start + self.part, len(tiles))) if row not in missing]
-            missing_in_part = {row: reason for row, reason in missing.items() if start <= row < start + self.part}
-            yield Bag(tiles[rows], np.array(rows, np.int64), missing_in_part)
+            rows = [row for row in range(start, min(start + self.part, len(tiles))) if row not in unreadable]
+            unreadable_in_part = {row: reason for row, reason in unreadable.items() if start <= row < start + self.part}
+            yield Bag(tiles[rows], np.array(rows, np.int64), unreadable_in_part)
 
     def skip_rest(self):
         pass
@@ -216,7 +216,7 @@ def test_non_finite_logits_fail_the_slide():
     assert {slide_id: failure.stage for slide_id, failure in failed.items()} == {"S1": "predict", "S2": "predict"}
 
 
-MISSING = {"all": dict.fromkeys(range(9), "damaged"), "many": {4: "damaged"}}
+UNREADABLE = {"all": dict.fromkeys(range(9), "damaged"), "many": {4: "damaged"}}
 
 
 def test_failed_slide_does_not_affect_other_slides():
@@ -225,7 +225,7 @@ def test_failed_slide_does_not_affect_other_slides():
     tiles = {
         name: random_tiles(model.encoder, 9) for name in ("good", "all", "many", "store", "memory", "defect", "last")
     }
-    bags, finished, seen = TilesInMemory(tiles, missing=MISSING), [], []
+    bags, finished, seen = TilesInMemory(tiles, unreadable=UNREADABLE), [], []
     raised = {
         "store": TileStoreError("no such file", hint="Create it."),
         "memory": torch.OutOfMemoryError("CUDA out of memory"),
@@ -312,7 +312,7 @@ def test_remaining_parts_of_a_failed_slide_are_discarded(tmp_path, monkeypatch):
 def test_few_unreadable_tiles_are_skipped():
     model = build_model()
     predictor = Predictor([prepare(model)], batch=4)
-    bags, found = TilesInMemory({"S1": random_tiles(model.encoder, 40)}, missing={"S1": {6: "a", 30: "b"}}), {}
+    bags, found = TilesInMemory({"S1": random_tiles(model.encoder, 40)}, unreadable={"S1": {6: "a", 30: "b"}}), {}
     assert predictor.run(["S1"], bags, found.__setitem__) == {}
     assert found["S1"].tiles == 38
     assert found["S1"].skipped.tiles == [6, 30]

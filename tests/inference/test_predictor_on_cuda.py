@@ -34,7 +34,7 @@ def random_tiles(count):
 
 
 class OneBag:
-    def read_parts(self, visit):  # noqa: ARG002
+    def read_parts(self, request):  # noqa: ARG002
         yield Bag(random_tiles(512), np.arange(512))
 
 

@@ -1,4 +1,4 @@
-"""Coordinates of tiles on the slide, in tile sides: from the tiles of a slide, and from stored features."""
+"""Coordinates of tiles on the slide, in units of the tile side: from the tiles of a slide, and from stored features."""
 
 from itertools import repeat
 
@@ -40,8 +40,8 @@ def test_bag_of_pixels_has_coordinates(tmp_path):
 def test_bag_of_features_has_coordinates_of_the_sampled_tiles(tmp_path):
     tiles = TileSet("s00", POSITIONS, 448, 224, 0.5, 0.25, 0, (4000, 4000), fingerprint="t", summary={})
     features = FeatureSet("s00", np.eye(3, 8, dtype=np.float32), np.zeros(3, np.float32), POSITIONS, fingerprint="f")
-    write_features(tmp_path / "s00.h5", features, tiles, about={})
-    assert read_feature_metadata(tmp_path / "s00.h5").has_positions
+    write_features(tmp_path / "s00.h5", features, tiles, attributes={})
+    assert read_feature_metadata(tmp_path / "s00.h5").has_coordinates
     for _ in range(2):  # read from the file, then from the cache
         bag = feature_bags(tmp_path / "s00.h5").read(visit(2))
         assert bag.coordinates.tolist() == (POSITIONS[bag.rows] / 448).tolist()
@@ -63,7 +63,7 @@ def test_files_without_positions_have_no_coordinates(tmp_path, tool):
             file["feats"], file["coords"] = np.ones((3, 8), np.float16), POSITIONS / 7
     else:
         torch.save(torch.ones(3, 8), path)
-    assert not read_feature_metadata(path).has_positions
+    assert not read_feature_metadata(path).has_coordinates
     assert feature_bags(path).read(visit(None)).coordinates is None
 
 

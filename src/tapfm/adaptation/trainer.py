@@ -21,7 +21,7 @@ from tapfm.adaptation.learner import Learner
 from tapfm.adaptation.two_graph import StepReport
 from tapfm.errors import Interrupted, SlidesFailedError
 from tapfm.evaluation.predictions import LabelledSlide, Prediction, Unit
-from tapfm.inference.bags import Bag, BagRequest, Bags, SlideFailed, check_missing_tiles
+from tapfm.inference.bags import Bag, BagRequest, Bags, SlideFailed, check_unreadable_tiles
 from tapfm.inference.predictor import Predictor
 from tapfm.runs.progress import SUMMED_METRICS, EpochSums, RunProgress
 from tapfm.runtime.messages import format_count
@@ -118,7 +118,7 @@ def fit(
         progress or RunProgress(),
         stop_signal,
     )
-    bags.start(loop.list_requests())
+    bags.start(loop.iter_requests())
     try:
         while not loop.progress.finished:
             loop.train_epoch()
@@ -129,7 +129,7 @@ def fit(
 
 
 class _PendingReport(NamedTuple):
-    """A step whose report was not read from the device yet."""
+    """A step whose report has not been read from the device yet."""
 
     slide_id: str
     step: int
@@ -167,16 +167,16 @@ class _TrainingLoop:
         return [self.training[i] for i in order]
 
     def training_request(self, epoch: int, slide: LabelledSlide) -> BagRequest:
-        """Request a bag for training. Every epoch samples other tiles."""
-        address = (self.settings.seed, epoch, slide.slide_id)
-        return BagRequest("train", slide.slide_id, self.settings.tiles_per_slide, address)
+        """Return the request for a training bag. Every epoch samples other tiles."""
+        rng_key = (self.settings.seed, epoch, slide.slide_id)
+        return BagRequest("train", slide.slide_id, self.settings.tiles_per_slide, rng_key)
 
     def validation_request(self, slide: LabelledSlide) -> BagRequest:
-        """Request a bag for validation. Every epoch samples the same tiles."""
-        address = (self.settings.seed, "validation", slide.slide_id)
-        return BagRequest("inference", slide.slide_id, self.settings.validation_tiles, address)
+        """Return the request for a validation bag. Every epoch samples the same tiles."""
+        rng_key = (self.settings.seed, "validation", slide.slide_id)
+        return BagRequest("inference", slide.slide_id, self.settings.validation_tiles, rng_key)
 
-    def list_requests(self) -> Iterator[BagRequest]:
+    def iter_requests(self) -> Iterator[BagRequest]:
         """Yield the requests of the rest of the run. They are prefetched, so they cannot depend on results."""
         start = self.progress.position
         for epoch in range(self.progress.epoch, self.settings.epochs):
@@ -210,8 +210,8 @@ class _TrainingLoop:
         request = self.training_request(epoch, slide)
         try:
             bag = self.augment_bag(self.bags.read(request), request)
-            self.progress.sums.tiles_failed += len(bag.missing)
-            self.record_missing_tiles(slide, bag.missing)
+            self.progress.sums.tiles_failed += len(bag.unreadable)
+            self.record_unreadable_tiles(slide, bag.unreadable)
         except SlideFailed as failure:
             self.record_failure(slide, str(failure))
             if update:
@@ -231,7 +231,7 @@ class _TrainingLoop:
         tiles = AugmentedTiles(
             bag.content,
             self.settings.augmentation,
-            *request.address,
+            *request.rng_key,
             device=self.learner.model.device,
             compiled=self.learner.optimiser_settings.compiled,
         )
@@ -252,15 +252,16 @@ class _TrainingLoop:
             sums.tiles += tiles
         self.pending_reports = []
 
-    def record_missing_tiles(self, slide: LabelledSlide, missing: Mapping[int, str]) -> None:
+    def record_unreadable_tiles(self, slide: LabelledSlide, unreadable: Mapping[int, str]) -> None:
         """Record unreadable tiles of a slide. Raise `SlideFailed` if it has too many of them in all epochs."""
-        if missing:
+        if unreadable:
             new = self.progress.skipped.setdefault(slide.slide_id, SkippedTiles([], ""))
-            new.tiles = sorted({*new.tiles, *missing})
-            new.reason = next(iter(missing.values()))
+            new.tiles = sorted({*new.tiles, *unreadable})
+            new.reason = next(iter(unreadable.values()))
         if (skipped := self.progress.skipped.get(slide.slide_id)) is not None:
-            check_missing_tiles(len(skipped.tiles), self.bags.tile_count(slide.slide_id), skipped.reason)
-        self.progress.failed.pop(slide.slide_id, None)  # it can be read again: for example, a network drive is back
+            check_unreadable_tiles(len(skipped.tiles), self.bags.tile_count(slide.slide_id), skipped.reason)
+        # a slide that failed before can be readable again, for example after a network error
+        self.progress.failed.pop(slide.slide_id, None)
 
     def record_failure(self, slide: LabelledSlide, reason: str) -> None:
         if slide.slide_id not in self.progress.failed:
@@ -286,10 +287,10 @@ class _TrainingLoop:
         for slide in self.validation:
             try:
                 encoded = self.predictor.encode_slide(self.bags, self.validation_request(slide))
-                self.record_missing_tiles(slide, encoded.missing)
+                self.record_unreadable_tiles(slide, encoded.unreadable)
                 logits = self.predictor.predict_logits(slide.slide_id, encoded)
                 predictions.append(
-                    slide.prediction(tuple(logits), tuple(logits.values()), encoded.tiles, len(encoded.missing))
+                    slide.prediction(tuple(logits), tuple(logits.values()), encoded.tiles, len(encoded.unreadable))
                 )
             except SlideFailed as failure:
                 self.record_failure(slide, str(failure))
@@ -343,14 +344,14 @@ def _return_freed_memory() -> None:
 
 
 class _EpochTimer:
-    """Measures time, data wait and peak memory since the last call."""
+    """Measures the time, the time of waiting for data, and the peak memory of an epoch."""
 
     def __init__(self, device: torch.device, bags: Bags) -> None:
         self._device, self._bags = device, bags
         self._at, self._waited = time.monotonic(), 0.0
 
     def start(self) -> None:
-        """Start an epoch."""
+        """Start the clock and reset the peak memory, at the start of an epoch."""
         self._at, self._waited = time.monotonic(), self._bags.waited_s
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)

@@ -25,7 +25,7 @@ class AggregatorCard:
     implementation: module and class.
     uses_attention: weights tiles by the raw attention of the encoder, so it has the argument `tau`, and stored features
         must contain the attention.
-    uses_positions: needs the positions of the tiles on the slide.
+    uses_coordinates: needs the coordinates of the tiles on the slide.
     torchmil: name of the torchmil model, if it is one. These models have one target, their own head, and the arguments
         of their constructor as options.
     """
@@ -34,12 +34,12 @@ class AggregatorCard:
     summary: str
     implementation: tuple[str, str]
     uses_attention: bool = False
-    uses_positions: bool = False
+    uses_coordinates: bool = False
     options: Mapping[str, Option] = field(default_factory=dict)
     torchmil: str | None = None
 
     def complete_options(self, given: Mapping[str, object]) -> dict[str, object]:
-        """Check options and return them with the defaults of the others. Defaults of torchmil are not included."""
+        """Check the given options and add the defaults of the others; torchmil applies its own defaults."""
         options = self.options
         if self.torchmil is not None and given:  # reading them from the constructor imports torch
             options = dict(options) | _read_torchmil_options(self.torchmil)
@@ -112,8 +112,10 @@ AGGREGATORS: dict[str, AggregatorCard] = {
                 "attention": Option(128, "size of the queries", at_least=1),
                 "nonlinear": Option(True, "compute queries with two layers instead of one"),
                 "values": Option(False, "apply a layer to the features before they are summed"),
-                "dropout": Option(0.0, "dropout of the input of that layer", at_least=0, below=1),
-                "instance_weight": Option(0.5, "loss of critical tiles: fraction of total", at_least=0, below=1),
+                "dropout": Option(0.0, "dropout of the input of the `values` layer", at_least=0, below=1),
+                "instance_weight": Option(
+                    0.5, "loss of the critical tiles as a fraction of the total loss", at_least=0, below=1
+                ),
             },
         ),
         AggregatorCard(
@@ -126,11 +128,15 @@ AGGREGATORS: dict[str, AggregatorCard] = {
                     "single", "one attention for all targets, or one per target", choices=("single", "multi")
                 ),
                 "instances": Option(
-                    8, "number of tiles of highest and of lowest attention in the instance loss", at_least=1
+                    8,
+                    "number of tiles with the highest, and with the lowest, attention in the instance loss",
+                    at_least=1,
                 ),
-                "instance_weight": Option(0.3, "instance loss: fraction of total", at_least=0, below=1),
+                "instance_weight": Option(0.3, "instance loss as a fraction of the total loss", at_least=0, below=1),
                 "margin": Option(
-                    1.0, "instance loss: 1 is the smooth SVM of the original, 0 is cross-entropy", at_least=0
+                    1.0,
+                    "margin of the instance loss: 1 is the smooth SVM loss of the original, 0 is cross-entropy",
+                    at_least=0,
                 ),
             },
         ),
@@ -174,7 +180,7 @@ def _build_torchmil_card(model: str) -> AggregatorCard:
         name=f"{TORCHMIL_PREFIX}{model}",
         summary=torchmil_model.summary,
         implementation=("tapfm.aggregators.torchmil_models", "TorchmilAggregator"),
-        uses_positions=torchmil_model.uses_graph,
+        uses_coordinates=torchmil_model.uses_graph,
         torchmil=model,
     )
 

@@ -59,8 +59,8 @@ class ClsGated(nn.Module):
         gate_CK = self.gates(self.dropout(x_KD))
         prior_K = scale_attention(r_K) / self.tau
         a_CK = torch.stack([(prior_K + gate_K).softmax(0) for gate_K in gate_CK])
-        # One product per target, from a copy: rounding depends on memory alignment, and the result has to be
-        # bit-identical to cls-attention before training.
+        # Before training, the result has to be bit-identical to cls-attention. Rounding depends on memory alignment, so
+        # each target has its own matrix product with a copy of its weights.
         bags = [self.norm(a_K.clone() @ z_KD) for a_K in a_CK]
         contributions = partial(compute_contributions, self.classifier, self.norm, a_CK, z_KD)
         return BagOutput(compute_target_logits(self.classifier, bags), a_CK, contributions=contributions)

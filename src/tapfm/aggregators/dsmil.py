@@ -12,7 +12,7 @@ from tapfm.contracts import BagOutput, Targets, Task
 
 
 class Dsmil(nn.Module):
-    """Two streams: an instance classifier selects the critical tile m of each target; the other weights tiles by it.
+    """Two streams: one selects the critical tile m of each target, the other weights tiles by similarity to it.
 
     weights_c = softmax over tiles of <q_i, q_m> / sqrt(size); bag_c = weighted sum of v; logit_c = <W_c, bag_c> + b_c.
     The logit of a target depends only on its own bag; with one target this is the original DSMIL.

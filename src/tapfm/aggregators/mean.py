@@ -11,7 +11,7 @@ from tapfm.contracts import BagOutput
 
 
 class MeanPool(nn.Module):
-    """Logits of the mean feature. The tile scores are the logits of a slide with this tile only."""
+    """Logits of the mean feature. The score of a tile is the logit of a slide that has only this tile."""
 
     def __init__(self, feature_size: int, targets: int = 1, *, layer_norm: bool = False) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ class Option:
     summary: str = ""
     at_least: float = -math.inf
     below: float = math.inf
-    choices: tuple[str, ...] = ()  # valid texts; if empty, any text is valid
+    choices: tuple[str, ...] = ()  # allowed strings; if empty, any string is allowed
     kind: type | None = None  # needed if the default is None or of another type
 
     @property
@@ -26,7 +26,7 @@ class Option:
         if kind is bool:
             return "true or false"
         if kind is str:
-            return " or ".join(f'"{choice}"' for choice in self.choices) or "a text"
+            return " or ".join(f'"{choice}"' for choice in self.choices) or "a string"
         minimum = f", at least {self.at_least:g}" if self.at_least > -math.inf else ""
         maximum = f", below {self.below:g}" if self.below < math.inf else ""
         return f"{'an integer' if kind is int else 'a number'}{minimum}{maximum}"

@@ -24,7 +24,7 @@ from tapfm.contracts import BagOutput, Targets, Task
 from tapfm.errors import InputError, SettingError
 
 _CAMIL_LANDMARKS = 256  # torchmil has no default for CAMIL, which cannot run without landmarks
-_MAX_NEIGHBOUR_DISTANCE = 1.01  # in tile sides; not 1, because positions are rounded to pixels
+_MAX_NEIGHBOUR_DISTANCE = 1.01  # in units of the tile side; not 1, because tile positions are rounded to pixels
 
 _Loss = Callable[[Task, Targets], Tensor]
 
@@ -38,7 +38,7 @@ class TorchmilAggregator(nn.Module):
         super().__init__()
         assert targets == 1, "checked by AggregatorCard.check"
         assert not layer_norm
-        self.uses_positions = TORCHMIL_MODELS[model].uses_graph
+        self.uses_coordinates = TORCHMIL_MODELS[model].uses_graph
         self.run_model = _RUN_FUNCTIONS.get(model, _run_attention_model)
         if model == "CAMIL":
             options = {"n_landmarks": _CAMIL_LANDMARKS} | options
@@ -52,12 +52,12 @@ class TorchmilAggregator(nn.Module):
         if model == "CLAM_SB":
             self.model.inst_loss_fn = _SmoothSvmLoss()
 
-    def forward(self, z_KD: Tensor, r_K: Tensor, positions_K2: Tensor | None = None) -> BagOutput:  # noqa: ARG002
+    def forward(self, z_KD: Tensor, r_K: Tensor, coordinates_K2: Tensor | None = None) -> BagOutput:  # noqa: ARG002
         """Pool the tiles of one slide."""
         graph = {}
-        if self.uses_positions:
-            assert positions_K2 is not None, "checked by SlideModel"
-            graph = {"adj": _build_adjacency(positions_K2.to(z_KD))[None]}
+        if self.uses_coordinates:
+            assert coordinates_K2 is not None, "checked by SlideModel"
+            graph = {"adj": _build_adjacency(coordinates_K2.to(z_KD))[None]}
         output = self.run_model(self.model, z_KD[None], graph)
         return BagOutput(output.logit, None, tile_scores=output.tile_scores, extra_loss=output.extra_loss)
 
@@ -75,7 +75,7 @@ def _import_model_class(model: str) -> Any:
 
 
 def read_options(model: str) -> dict[str, Option]:
-    """Return the options of a model: the arguments of its constructor that are numbers, texts or booleans."""
+    """Return the options of a model: the arguments of its constructor that are numbers, strings or booleans."""
     constructor = _import_model_class(model).__init__
     kinds = typing.get_type_hints(constructor)
     return {
@@ -85,13 +85,13 @@ def read_options(model: str) -> dict[str, Option]:
     }
 
 
-def _build_adjacency(positions_K2: Tensor) -> Tensor:
+def _build_adjacency(coordinates_K2: Tensor) -> Tensor:
     """Return the normalised adjacency matrix D^-1/2 A D^-1/2 of tiles that share an edge or a corner, (K, K).
 
     A tile without neighbours is connected to itself.
     """
-    distances = torch.cdist(positions_K2, positions_K2, p=torch.inf)
-    adjacency = (distances < _MAX_NEIGHBOUR_DISTANCE).to(positions_K2).fill_diagonal_(0)
+    distances = torch.cdist(coordinates_K2, coordinates_K2, p=torch.inf)
+    adjacency = (distances < _MAX_NEIGHBOUR_DISTANCE).to(coordinates_K2).fill_diagonal_(0)
     adjacency.diagonal().copy_(adjacency.sum(1) == 0)
     scale = adjacency.sum(1).rsqrt()
     return scale[:, None] * adjacency * scale
@@ -106,19 +106,19 @@ class _TorchmilOutput(NamedTuple):
 
 
 def _run_attention_model(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> _TorchmilOutput:
-    """Run a model that returns its attention and has no additional loss."""
+    """Run a model that returns its attention and has no extra loss."""
     logit, attention = model(tiles, **graph, return_att=True)
     return _TorchmilOutput(logit, attention[0])
 
 
 def _run_dsmil(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> _TorchmilOutput:
-    """Run DSMIL; its additional loss is that of the critical tile."""
+    """Run DSMIL; its extra loss is that of the critical tile."""
     logit, attention, tile_logits = model(tiles, **graph, return_att=True, return_inst_pred=True)
     return _TorchmilOutput(logit, attention[0, :, 0], lambda task, targets: task.loss(tile_logits.amax(1), targets))
 
 
 def _run_clam(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> _TorchmilOutput:
-    """Run CLAM; its additional loss separates tiles of high attention from tiles of low attention."""
+    """Run CLAM; its extra loss separates tiles of high attention from tiles of low attention."""
     logit, attention, embedded = model(tiles, **graph, return_att=True, return_emb=True)
     return _TorchmilOutput(
         logit, attention[0], lambda _, targets: model.compute_inst_loss(attention, embedded, targets.labels_C)
@@ -139,7 +139,7 @@ class _SmoothSvmLoss(nn.Module):
 
 
 def _run_dtfd(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> _TorchmilOutput:
-    """Run DTFD-MIL, which assigns tiles to pseudo-bags at random; its additional loss is that of the pseudo-bags."""
+    """Run DTFD-MIL, which assigns tiles to pseudo-bags at random; its extra loss is that of the pseudo-bags."""
     with _seed_numpy_from_torch(model):
         mask = torch.ones(tiles.shape[:2], device=tiles.device)  # its distillation does not run without a mask
         logit, bag_logits, tile_scores = model(tiles, mask, **graph, return_pseudo_pred=True, return_inst_cam=True)
@@ -197,7 +197,7 @@ def _compute_cls_row(attention: Any, tokens: Tensor) -> Tensor:
 
 
 def _run_gtp(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> _TorchmilOutput:
-    """Run GTP; its additional loss is that of its clusters. Tile scores need a backward pass: not during training."""
+    """Run GTP; its extra loss is that of its clusters. Tile scores need a backward pass, so training has none."""
     tile_scores = None
     if not model.training:
         with torch.enable_grad():

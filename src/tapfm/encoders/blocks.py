@@ -110,8 +110,8 @@ def run_last_block(
         out_KND, (_, gamma) = block.mlp(block.norm2(x_KND)), _layer_scales(block)
         return x_KND + block.drop_path2(out_KND if gamma is None else gamma * out_KND), r_K
 
-    both: tuple[Tensor, Tensor] = _run_checkpointed(run, x_KND) if recompute == "block" else run(x_KND)
-    return both
+    result: tuple[Tensor, Tensor] = _run_checkpointed(run, x_KND) if recompute == "block" else run(x_KND)
+    return result
 
 
 def _apply_attention(

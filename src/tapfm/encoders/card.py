@@ -51,7 +51,7 @@ class EncoderCard:
     def __post_init__(self) -> None:
         if self.position_px != self.tile_px and self.resampling is None:
             raise InputError(
-                f"Encoder card '{self.key}': its position table is for {self.position_px} px, its tiles have "
+                f"Encoder card '{self.key}': its position embedding is for {self.position_px} px, its tiles have "
                 f"{self.tile_px} px, and the field `resampling` is missing.",
                 hint='Add `resampling` to the card: "timm", "transformers" or "dino".',
             )

@@ -97,7 +97,7 @@ def _convert_transformers_keys(state: StateDict) -> StateDict:
 def _convert_dinov2_keys(state: StateDict) -> StateDict:
     """Convert the keys of Meta's DINOv2 code.
 
-    For models with registers, timm adds the position of CLS to the CLS token itself.
+    For models with registers, timm's CLS token includes its position embedding.
     """
     renamed: StateDict = {}
     for name, value in state.items():

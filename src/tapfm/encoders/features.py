@@ -71,14 +71,16 @@ def read_fingerprint(path: Path) -> str | None:
         return None
 
 
-def write_features(path: Path, features: FeatureSet, tiles: TileSet, *, about: Mapping[str, str | int | float]) -> None:
-    """Write the feature file of a slide atomically; `about` is stored as attributes.
+def write_features(
+    path: Path, features: FeatureSet, tiles: TileSet, *, attributes: Mapping[str, str | int | float]
+) -> None:
+    """Write the feature file of a slide atomically; `attributes` are stored with the features.
 
     `features.positions` may be fewer than the positions in `tiles` if some tiles were unreadable; None means all tiles.
     """
     positions = tiles.positions if features.positions is None else features.positions
     _check_arrays(f"Slide '{features.slide_id}'", features.features, positions, features.attention)
-    own = {
+    all_attributes = dict(attributes) | {
         "name": features.slide_id,
         "savetodir": "features",
         "encoder": features.encoder or "None",
@@ -86,7 +88,7 @@ def write_features(path: Path, features: FeatureSet, tiles: TileSet, *, about: M
     }
     buffer = io.BytesIO()
     with h5py.File(buffer, "w") as file:
-        _write_dataset(file, "features", features.features.astype(np.float32, copy=False), dict(about) | own)
+        _write_dataset(file, "features", features.features.astype(np.float32, copy=False), all_attributes)
         _write_dataset(file, "coords", positions.astype(np.int64, copy=False), _coords_attributes(tiles))
         if features.attention is not None:
             _write_dataset(file, "attention", features.attention.astype(np.float32, copy=False), {})
@@ -117,7 +119,7 @@ class FeatureMetadata(NamedTuple):
 
     size: int
     has_attention: bool
-    has_positions: bool
+    has_coordinates: bool
     origin: FeatureFormat
     encoder: str | None
     weights_sha256: str | None
@@ -135,7 +137,7 @@ def read_feature_metadata(path: Path) -> FeatureMetadata:
     return FeatureMetadata(
         size=int(stored.features.shape[-1]),
         has_attention=stored.attention is not None,
-        has_positions=stored.coords is not None and stored.has_pixel_coords,
+        has_coordinates=stored.coords is not None and stored.has_pixel_coords,
         origin=stored.origin,
         encoder=stored.text_attribute("extractor" if stored.origin == "STAMP" else "encoder"),
         weights_sha256=stored.text_attribute("weights_sha256"),

@@ -28,8 +28,8 @@ Precision = Literal["float32", "bfloat16", "float16", "float8"]
 # Floating-point operations of a job from which compiling saves time: it makes encoding about a sixth faster, but takes
 # minutes. Corresponds to a hundred thousand tiles with a ViT-g, or half a million with a ViT-L.
 _COMPILE_FROM_FLOP = 6e16
-# Floating-point operations of a batch, for example of a ViT-B, up to which launching kernels takes longer than
-# computing on a large GPU.
+# Floating-point operations of a batch up to which a CUDA graph saves time: on a large GPU, launching the kernels of a
+# ViT-B, for example, takes longer than running them.
 _CAPTURE_UP_TO_FLOP = 1e13
 _BATCH_FLOP = 6e13  # of a default batch: uses a large GPU fully, and fits into the memory of a small one
 SMALLEST_BATCH, _LARGEST_BATCH = 64, 256  # tiles
@@ -155,7 +155,7 @@ def wrap_encoder(encoder: VitEncoder, autocast: torch.dtype | None = None) -> In
 
 
 def _precision_dtype(precision: Precision) -> torch.dtype:
-    """Return the dtype of most of the arithmetic."""
+    """Return the dtype in which most operations run."""
     return torch.bfloat16 if precision == "float8" else cast(torch.dtype, getattr(torch, precision))
 
 

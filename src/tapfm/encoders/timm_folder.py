@@ -35,16 +35,16 @@ _CHECKED_TILES = 3
 
 
 def write_timm_folder(
-    encoder: VitEncoder, card: EncoderCard, folder: Path, *, about: Mapping[str, Any] | None = None
+    encoder: VitEncoder, card: EncoderCard, folder: Path, *, metadata: Mapping[str, Any] | None = None
 ) -> None:
-    """Write weights (float32, timm's names) and config.json; `about` is added to the "tapfm" entry of config.json."""
+    """Write weights (float32, timm's names) and config.json; `metadata` is added to its "tapfm" entry."""
     if find_lora_layers(encoder):
         raise WeightsError(
             "The encoder has LoRA adapters, which the timm architecture does not have.",
             hint="Merge them into the weights first: merge_adapters(encoder).",
         )
     check_replaceable_model(folder)
-    config = json.dumps(_build_timm_config(encoder, card, about or {}), indent=2, allow_nan=False)
+    config = json.dumps(_build_timm_config(encoder, card, metadata or {}), indent=2, allow_nan=False)
     state = {
         name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in encoder.vit.state_dict().items()
     }
@@ -94,7 +94,7 @@ def _read_config(config: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _build_timm_config(encoder: VitEncoder, card: EncoderCard, about: Mapping[str, Any]) -> dict[str, Any]:
+def _build_timm_config(encoder: VitEncoder, card: EncoderCard, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config.json: architecture and preprocessing for timm, and metadata for tapfm."""
     vit, side = encoder.vit, encoder.tile_px
     arguments = {name: value for name, value in card.arguments.items() if name not in ("mlp", "layer_norm_eps")}
@@ -129,7 +129,7 @@ def _build_timm_config(encoder: VitEncoder, card: EncoderCard, about: Mapping[st
             "classifier": "head",
             "license": card.licence,
         },
-        _TAPFM_KEY: ours | dict(about),
+        _TAPFM_KEY: ours | dict(metadata),
     }
 
 
@@ -141,7 +141,7 @@ def _swiglu_sizes(vit: Any) -> dict[str, Any]:
         "embed_dim": int(vit.embed_dim),
         "depth": len(vit.blocks),
         "num_heads": int(block.attn.num_heads),
-        # timm rounds width x ratio down: half a unit more gives the exact size back
+        # timm rounds width x ratio down; adding 0.5 here makes it return the exact size
         "mlp_ratio": (block.mlp.fc1.out_features + 0.5) / int(vit.embed_dim),
         "init_values": None if isinstance(block.ls1, nn.Identity) else 1e-5,
         "reg_tokens": int(vit.num_reg_tokens),
@@ -150,7 +150,7 @@ def _swiglu_sizes(vit: Any) -> dict[str, Any]:
 
 
 def extra_timm_arguments(card: EncoderCard) -> str:
-    """Return additional arguments for timm.create_model as Python code, or an empty text; for the model card."""
+    """Return additional arguments for timm.create_model as Python code, or an empty string; for the model card."""
     eps = card.arguments.get("layer_norm_eps")
     return "" if eps is None else f"norm_layer=functools.partial(torch.nn.LayerNorm, eps={eps!r})"
 

@@ -171,9 +171,7 @@ def check_supported_vit(vit: Any) -> None:
     """Raise UnsupportedEncoderError unless `run_last_block` computes exactly what the last block of this ViT does."""
     hint = "Supported: timm's Attention, EvaAttention and AttentionRope inside Block or EvaBlock."
     if getattr(vit, "cls_token", None) is None or getattr(vit, "blocks", None) is None:
-        raise UnsupportedEncoderError(
-            f"{type(vit).__name__} has no CLS token in front of a stack of blocks.", hint=hint
-        )
+        raise UnsupportedEncoderError(f"{type(vit).__name__} has no CLS token or no transformer blocks.", hint=hint)
     block = vit.blocks[-1]
     attn = getattr(block, "attn", None)
     if type(block) not in (Block, EvaBlock) or type(attn) not in (Attention, EvaAttention, AttentionRope):

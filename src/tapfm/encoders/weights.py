@@ -54,7 +54,7 @@ class Provenance:
     file: Path
     sha256: str
     published: bool | None  # whether the digest is that of the published file; None if that is unknown
-    positions: str  # how the position table was resampled, if at all
+    position_embedding: str  # how the position embedding was resampled, if at all
 
 
 class LoadedEncoder(NamedTuple):
@@ -77,11 +77,13 @@ def load_encoder(
 
     weights: a file, or a folder with the layout of a Hub repository or of the Hugging Face cache. Default: the Hugging
         Face cache, then the Hub.
-    tile_px, feature: override those of the card; another tile size resamples the position table.
+    tile_px, feature: override those of the card; another tile size resamples the position embedding.
     extra: additional arguments for timm, such as drop_path_rate.
     """
     card = find_encoder_card(encoder) if isinstance(encoder, str) else encoder
-    found = _find_local_weights(card, Path(weights).expanduser()) if weights is not None else _find_hub_weights(card)
+    found = (
+        _find_local_weights(card, Path(weights).expanduser()) if weights is not None else _find_published_weights(card)
+    )
     digest = file_sha256(found.file)
     published = None if card.sha256 is None else digest == card.sha256
     if found.expect_published and published is False:
@@ -95,14 +97,14 @@ def load_encoder(
         _check_config(found.config, card)
     vit = _build_empty_vit(card, tile_px, extra)
     state = convert_to_timm(_read_checkpoint(found.file))
-    positions = _resample_to_tile_size(state, vit, card)
+    position_embedding = _resample_to_tile_size(state, vit, card)
     _load_state(state, into=vit, file=found.file, card=card)
     ready = VitEncoder(vit, mean=card.mean, std=card.std, feature=feature or card.feature)
-    return LoadedEncoder(ready, card, Provenance(found.file, digest, published, positions))
+    return LoadedEncoder(ready, card, Provenance(found.file, digest, published, position_embedding))
 
 
 class _FoundWeights(NamedTuple):
-    """A weights file, whether it should be the published one, and the config.json in its folder, if any."""
+    """A weights file and the config.json next to it. `expect_published`: its SHA-256 must be that of the card."""
 
     file: Path
     expect_published: bool
@@ -120,7 +122,7 @@ def _find_local_weights(card: EncoderCard, path: Path) -> _FoundWeights:
     if not path.is_dir():
         raise WeightsNotFoundError(
             f"There is no file or folder {path}.",
-            hint="Pass --weights a weights file, or a folder like a repository on the Hugging Face Hub.",
+            hint="Pass a weights file to --weights, or a folder with the layout of a Hugging Face Hub repository.",
         )
     names = list(dict.fromkeys([card.file, "model.safetensors", "pytorch_model.bin"]))
     folders = [path]
@@ -152,7 +154,7 @@ def _find_config(file: Path) -> Path | None:
     return config if config.is_file() else None
 
 
-def _find_hub_weights(card: EncoderCard) -> _FoundWeights:
+def _find_published_weights(card: EncoderCard) -> _FoundWeights:
     """Return the file from the tapfm package, the Hugging Face cache, or the hub."""
     if card.packaged:
         if not (card.package_folder / card.file).is_file():
@@ -182,7 +184,8 @@ def _find_hub_weights(card: EncoderCard) -> _FoundWeights:
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError) as error:
         raise WeightsNotFoundError(
             f"The weights of {card.name} are not in the Hugging Face cache, and the Hub cannot be reached.",
-            hint=f"On a machine with network: {card.download_command}. Then copy the cache, or pass --weights FILE.",
+            hint=f"On a machine with network access, run: {card.download_command}. Then copy the cache, or pass "
+            "--weights FILE.",
         ) from error
     except (EntryNotFoundError, HfHubHTTPError) as error:
         raise WeightsNotFoundError(
@@ -196,7 +199,8 @@ def _make_gated_error(card: EncoderCard) -> GatedWeightsError:
     wait = " and wait for approval" if card.gate == "manual" else ""
     return GatedWeightsError(
         f"{card.name} is gated: you have to accept its licence ({card.licence}) first.",
-        hint=f"1. Accept it on {card.page}{wait}. 2. Log in: hf auth login (or set HF_TOKEN). 3. Repeat the command.",
+        hint=f"1. Accept it on {card.page}{wait}. 2. Log in: hf auth login (or set HF_TOKEN). "
+        "3. Run the command again.",
     )
 
 
@@ -262,39 +266,39 @@ def _load_state(state: StateDict, *, into: nn.Module, file: Path, card: EncoderC
             hint="Save the encoder in float32, float16 or bfloat16.",
         )
     # Copied: tensors that share memory in the file would be tied in training.
-    own = {name: tensor.to(torch.float32, copy=True) for name, tensor in state.items()}
-    into.load_state_dict(own, strict=True, assign=True)
+    copied = {name: tensor.to(torch.float32, copy=True) for name, tensor in state.items()}
+    into.load_state_dict(copied, strict=True, assign=True)
 
 
 def _resample_to_tile_size(state: StateDict, vit: Any, card: EncoderCard) -> str:
-    """Resample the position table to the tile size of the encoder, in place; return a description.
+    """Resample the position embedding to the tile size of the encoder, in place; return a description.
 
-    A table that does not have the size given by the card is not changed; loading fails later if it does not match.
+    If its size is not that of the card, it is not changed; loading fails later if it does not match the encoder.
     """
-    table = state.get("pos_embed")
-    if table is None or vit.pos_embed is None:
+    embedding = state.get("pos_embed")
+    if embedding is None or vit.pos_embed is None:
         return "rotary, nothing to resample" if vit.pos_embed is None else "missing"
     patch = int(vit.patch_embed.patch_size[0])
     old, new = card.position_px // patch, int(vit.patch_embed.grid_size[0])
     prefix = vit.pos_embed.shape[1] - new * new
-    if old == new or table.shape[1] != prefix + old * old:
+    if old == new or embedding.shape[1] != prefix + old * old:
         return "as trained"
     method: Resampling = card.resampling or "timm"
-    state["pos_embed"] = _resample_positions(table.float(), old, new, prefix, method)
+    state["pos_embed"] = _resample_positions(embedding.float(), old, new, prefix, method)
     return f"resampled from {old} x {old} to {new} x {new} patches as {method} does"
 
 
-def _resample_positions(table: Tensor, old: int, new: int, prefix: int, method: Resampling) -> Tensor:
-    """Resample a square position table by the method of the encoder's own code."""
+def _resample_positions(embedding: Tensor, old: int, new: int, prefix: int, method: Resampling) -> Tensor:
+    """Resample a square position embedding with the method of the encoder's original code."""
     if method == "timm":  # antialiased
-        resampled: Tensor = resample_abs_pos_embed(table, [new, new], [old, old], num_prefix_tokens=prefix)
+        resampled: Tensor = resample_abs_pos_embed(embedding, [new, new], [old, old], num_prefix_tokens=prefix)
         return resampled
-    grid = table[:, prefix:].unflatten(1, (old, old)).permute(0, 3, 1, 2)
+    grid = embedding[:, prefix:].unflatten(1, (old, old)).permute(0, 3, 1, 2)
     if method == "transformers":
         grid = F.interpolate(grid, size=(new, new), mode="bicubic", align_corners=False)
     else:  # DINO passes the scale, plus a small offset, instead of the size
         grid = F.interpolate(grid, scale_factor=(new + 0.1) / old, mode="bicubic")
-    return torch.cat([table[:, :prefix], grid.permute(0, 2, 3, 1).flatten(1, 2)], dim=1)
+    return torch.cat([embedding[:, :prefix], grid.permute(0, 2, 3, 1).flatten(1, 2)], dim=1)
 
 
 def _check_config(config: Path, card: EncoderCard) -> None:

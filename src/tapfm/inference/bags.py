@@ -1,7 +1,7 @@
-"""Bags of tiles: pixels read from slides, or stored features, for each slide visit of a plan.
+"""Bags of tiles: pixels read from slides, or stored features, for each requested bag.
 
-The plan is known from the start (all epochs of a run with their validation, or the slides of a cohort), so one queue
-prefetches across slides and epochs. Which tiles are sampled depends only on (seed, epoch, slide).
+All requests are known from the start (all epochs of a run with their validation, or the slides of a cohort), so one
+queue prefetches across slides and epochs. Which tiles are sampled depends only on (seed, epoch, slide).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tapfm.tiles.stream import TileStream
 
 _PART_TILES = 256  # tiles of a slide that are in memory at a time during inference
 PREFETCH_BYTES = 2**30  # of pixels
-_MAX_MISSING = 0.05  # fraction of a slide's tiles that may be unreadable before the slide fails
+_MAX_UNREADABLE = 0.05  # fraction of a slide's tiles that may be unreadable before the slide fails
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class BagRequest:
     purpose: Literal["train", "inference"]
     slide_id: str
     tiles: int | None = None
-    address: tuple[int | str, ...] = ()  # seeds the random sample, such as (seed, epoch, slide)
+    rng_key: tuple[int | str, ...] = ()  # seeds the random sample, such as (seed, epoch, slide)
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Bag:
 
     content: Tiles | EncodedTiles
     rows: NDArray[np.int64]  # which of the slide's tiles these are
-    missing: Mapping[int, str] = field(default_factory=dict)  # unreadable tiles and the reason
+    unreadable: Mapping[int, str] = field(default_factory=dict)  # rows of unreadable tiles, with the reason
     coordinates: Tensor | None = None  # (K, 2) on the slide, in units of the tile side; None if unknown
 
     @property
@@ -65,22 +65,22 @@ class SlideFailed(Exception):  # noqa: N818 - caught and reported for each slide
 
 
 class Bags(Protocol):
-    """Protocol of classes that read the bags of a plan, in order."""
+    """Protocol of classes that read the requested bags, in order."""
 
     @property
     def waited_s(self) -> float:
         """Seconds that the caller has waited for tiles."""
         ...
 
-    def start(self, plan: Iterator[BagRequest]) -> None:
-        """Start prefetching."""
+    def start(self, requests: Iterator[BagRequest]) -> None:
+        """Start prefetching the bags of these requests."""
         ...
 
-    def read(self, visit: BagRequest) -> Bag:
+    def read(self, request: BagRequest) -> Bag:
         """Return the complete next bag. Raises SlideFailed if none of its tiles can be read."""
         ...
 
-    def read_parts(self, visit: BagRequest) -> Iterator[Bag]:
+    def read_parts(self, request: BagRequest) -> Iterator[Bag]:
         """Yield the next bag in parts of bounded size; parts may be empty."""
         ...
 
@@ -131,30 +131,30 @@ class PixelBags:
     def waited_s(self) -> float:
         return self._stream.waited_s if self._stream is not None else 0.0
 
-    def start(self, plan: Iterator[BagRequest]) -> None:
+    def start(self, requests: Iterator[BagRequest]) -> None:
         self._stream = TileStream(
-            self._iter_requests(plan),
+            self._iter_tile_requests(requests),
             workers=self._workers,
             prefetch_bytes=self._prefetch_bytes,
             allocate=_allocate_pinned if self._device.type == "cuda" else allocate_array,
             pool=self._pool,
         )
 
-    def read(self, visit: BagRequest) -> Bag:
-        sampled = self._sample_rows(visit)
-        bag = self._read_next(visit, sampled)
+    def read(self, request: BagRequest) -> Bag:
+        sampled = self._sample_rows(request)
+        bag = self._read_next(request, sampled)
         if not bag.tiles:
-            raise make_unreadable_error(tuple(bag.missing.values()))
+            raise make_unreadable_error(tuple(bag.unreadable.values()))
         return bag
 
-    def read_parts(self, visit: BagRequest) -> Iterator[Bag]:
+    def read_parts(self, request: BagRequest) -> Iterator[Bag]:
         """Yield the next bag in parts, since the pixels of a whole slide may not fit into memory."""
-        sampled = self._sample_rows(visit)
+        sampled = self._sample_rows(request)
         starts = range(0, len(sampled), _PART_TILES)
         self._parts_left = len(starts)
         for start in starts:
             self._parts_left -= 1
-            yield self._read_next(visit, sampled[start : start + _PART_TILES])
+            yield self._read_next(request, sampled[start : start + _PART_TILES])
 
     def skip_rest(self) -> None:
         assert self._stream is not None
@@ -169,29 +169,29 @@ class PixelBags:
         if self._stream is not None:
             self._stream.close()
 
-    def _sample_rows(self, visit: BagRequest) -> NDArray[np.int64]:
-        return sample_tiles(len(self._slides[visit.slide_id].tiles), visit.tiles, *visit.address)
+    def _sample_rows(self, request: BagRequest) -> NDArray[np.int64]:
+        return sample_tiles(len(self._slides[request.slide_id].tiles), request.tiles, *request.rng_key)
 
-    def _iter_requests(self, plan: Iterable[BagRequest]) -> Iterator[TileRequest]:
-        for visit in plan:
-            slide = self._slides[visit.slide_id]
-            positions = slide.tiles.positions[self._sample_rows(visit)]
-            request = TileRequest(visit.slide_id, slide.path, positions, slide.tiles.side_px0, self._tile_px)
-            if visit.purpose == "train":
-                yield request
+    def _iter_tile_requests(self, requests: Iterable[BagRequest]) -> Iterator[TileRequest]:
+        for request in requests:
+            slide = self._slides[request.slide_id]
+            positions = slide.tiles.positions[self._sample_rows(request)]
+            tile_request = TileRequest(request.slide_id, slide.path, positions, slide.tiles.side_px0, self._tile_px)
+            if request.purpose == "train":
+                yield tile_request
             else:
                 starts = range(0, len(positions), _PART_TILES)
-                yield from (request.select(start, start + _PART_TILES) for start in starts)
+                yield from (tile_request.select(start, start + _PART_TILES) for start in starts)
 
-    def _read_next(self, visit: BagRequest, sampled: NDArray[np.int64]) -> Bag:
+    def _read_next(self, request: BagRequest, sampled: NDArray[np.int64]) -> Bag:
         assert self._stream is not None
         read = next(self._stream)
-        if read.request.slide_id != visit.slide_id:
-            raise RuntimeError(f"Tiles of {read.request.slide_id} were read instead of {visit.slide_id}.")
+        if read.request.slide_id != request.slide_id:
+            raise RuntimeError(f"Tiles of {read.request.slide_id} were read instead of {request.slide_id}.")
         pixels = _as_tensor(read.pixels)
-        tiles, rows = self._slides[visit.slide_id].tiles, sampled[read.rows]
+        tiles, rows = self._slides[request.slide_id].tiles, sampled[read.rows]
         coordinates = _compute_coordinates(tiles.positions[rows], tiles.side_px0)
-        return Bag(pixels, rows, _find_missing_tiles(sampled, read), coordinates)
+        return Bag(pixels, rows, _find_unreadable_tiles(sampled, read), coordinates)
 
 
 class FeatureBags:
@@ -202,21 +202,21 @@ class FeatureBags:
         self._cache: dict[str, Bag] = {}
         self.waited_s = 0.0
 
-    def start(self, plan: Iterator[BagRequest]) -> None:
+    def start(self, requests: Iterator[BagRequest]) -> None:
         """Do nothing: features are read on request."""
 
-    def read(self, visit: BagRequest) -> Bag:
+    def read(self, request: BagRequest) -> Bag:
         """Return the features of the sampled tiles, on the device."""
-        whole = self._read_slide(visit.slide_id)
+        whole = self._read_slide(request.slide_id)
         assert isinstance(whole.content, EncodedTiles)
-        rows = sample_tiles(whole.tiles, visit.tiles, *visit.address)
+        rows = sample_tiles(whole.tiles, request.tiles, *request.rng_key)
         index = torch.from_numpy(rows)
         sampled = EncodedTiles(*(part[index].to(self._device) for part in whole.content))
         return Bag(sampled, rows, coordinates=None if whole.coordinates is None else whole.coordinates[index])
 
-    def read_parts(self, visit: BagRequest) -> Iterator[Bag]:
+    def read_parts(self, request: BagRequest) -> Iterator[Bag]:
         """Yield the complete bag, since the features of a slide fit into memory."""
-        yield self.read(visit)
+        yield self.read(request)
 
     def skip_rest(self) -> None:
         """Do nothing: a bag is one part."""
@@ -239,7 +239,7 @@ class FeatureBags:
         finally:
             self.waited_s += time.monotonic() - start
         if not len(stored):
-            raise SlideFailed(f"{self._files[slide_id]} has no tiles")
+            raise SlideFailed(f"{self._files[slide_id]} has no tiles", "Create the file again: tapfm embed")
         features = torch.from_numpy(stored.features)
         # not used: aggregators that need attention have raised an error before
         attention = torch.zeros(len(stored)) if stored.attention is None else torch.from_numpy(stored.attention)
@@ -263,15 +263,15 @@ def make_unreadable_error(reasons: Sequence[str]) -> SlideFailed:
     return SlideFailed(f"none of {len(reasons):,} tiles can be read: {reasons[0]}")
 
 
-def check_missing_tiles(missing: int, tiles: int, reason: str) -> None:
-    """Raise SlideFailed if more than `_MAX_MISSING` of the tiles are unreadable."""
-    if missing > _MAX_MISSING * tiles:
-        raise SlideFailed(f"{missing:,} of its {tiles:,} tiles cannot be read, such as: {reason}")
+def check_unreadable_tiles(unreadable: int, tiles: int, reason: str) -> None:
+    """Raise SlideFailed if more than `_MAX_UNREADABLE` of the tiles are unreadable."""
+    if unreadable > _MAX_UNREADABLE * tiles:
+        raise SlideFailed(f"{unreadable:,} of its {tiles:,} tiles cannot be read; the first error: {reason}")
 
 
-def _find_missing_tiles(sampled: NDArray[np.int64], read: TileReadResult) -> dict[int, str]:
-    missing = np.setdiff1d(np.arange(len(sampled)), read.rows)
-    return dict(zip(sampled[missing].tolist(), read.reasons, strict=True))  # reasons are in the order of the tiles
+def _find_unreadable_tiles(sampled: NDArray[np.int64], read: TileReadResult) -> dict[int, str]:
+    unreadable = np.setdiff1d(np.arange(len(sampled)), read.rows)
+    return dict(zip(sampled[unreadable].tolist(), read.reasons, strict=True))  # reasons are in the order of the tiles
 
 
 def _allocate_pinned(shape: tuple[int, ...]) -> TilePixels:

@@ -31,18 +31,18 @@ class FinishedSlide(NamedTuple):
 
     logits: list[float]  # in the order of the targets
     tiles: int
-    missing: list[int]  # unreadable tiles
+    unreadable: list[int]  # rows of unreadable tiles
     reason: str  # of the first unreadable tile
 
 
 class FinishedSlides:
     """A file with one line per finished slide.
 
-    A line is valid for one model and one `FEATURES_VERSION` and, if `contents` has a digest of the slide, one digest.
+    A line is valid for one model, one `FEATURES_VERSION` and, if `digests` has the slide, one digest of its content.
     """
 
-    def __init__(self, path: Path, model_digest: str, contents: Mapping[str, str] | None = None) -> None:
-        self._path, self._contents = path, contents or {}
+    def __init__(self, path: Path, model_digest: str, digests: Mapping[str, str] | None = None) -> None:
+        self._path, self._digests = path, digests or {}
         self._model = f"{model_digest} {FEATURES_VERSION}"
 
     def read(self) -> dict[str, FinishedSlide]:
@@ -68,7 +68,7 @@ class FinishedSlides:
             raise
 
     def _key(self, slide_id: str) -> str:
-        return f"{self._model} {self._contents[slide_id]}" if slide_id in self._contents else self._model
+        return f"{self._model} {self._digests[slide_id]}" if slide_id in self._digests else self._model
 
 
 def predict_cohort(
@@ -104,9 +104,9 @@ def collect_predictions(
     """Combine finished slides with their labels and patients, in the order of the cohort."""
     known = [(slide, finished[slide.slide_id]) for slide in slides if slide.slide_id in finished]
     return CohortPredictions(
-        [slide.prediction(targets, each.logits, each.tiles, len(each.missing)) for slide, each in known],
+        [slide.prediction(targets, each.logits, each.tiles, len(each.unreadable)) for slide, each in known],
         failed,
-        {slide.slide_id: SkippedTiles(each.missing, each.reason) for slide, each in known if each.missing},
+        {slide.slide_id: SkippedTiles(each.unreadable, each.reason) for slide, each in known if each.unreadable},
     )
 
 

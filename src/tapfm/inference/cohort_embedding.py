@@ -15,8 +15,8 @@ from tapfm.encoders.inference import prepare_encoder
 from tapfm.inference.bags import PREFETCH_BYTES, PixelBags, SlideFailed, SlideTiles
 from tapfm.inference.embedding_jobs import (
     EmbeddingJob,
+    EmbeddingRecord,
     EmbeddingSettings,
-    EmbedRecord,
     check_no_foreign_files,
     load_record,
     make_job,
@@ -39,7 +39,7 @@ def embed_cohort(
     workers: int,
     force: bool,
     console: Console,
-) -> SlideTable[EmbedRecord]:
+) -> SlideTable[EmbeddingRecord]:
     """Embed all slides (or those in `only`); existing features of the same tiles, encoder and settings are reused.
 
     tile_command: the command to suggest if tiles are missing.
@@ -48,7 +48,7 @@ def embed_cohort(
     with lock_folder(folder, "tapfm embed"), SlideClaims(folder) as claims:
         remove_unfinished(folder)
         jobs = {row.slide_id: make_job(row, tiles_folder, folder, settings, tile_command) for row in rows}
-        table = SlideTable(folder, list(jobs), EmbedRecord, ("not embedded", "no features with these settings"))
+        table = SlideTable(folder, list(jobs), EmbeddingRecord, ("not embedded", "no features with these settings"))
         todo = table.plan(jobs, only=only, force=force, load_finished=load_record)
         for slide_id, job in jobs.items():
             if isinstance(job, Failure) and (only is None or slide_id in only):
@@ -66,7 +66,7 @@ def embed_cohort(
 
 def _embed_slides(
     jobs: dict[str, EmbeddingJob],
-    table: SlideTable[EmbedRecord],
+    table: SlideTable[EmbeddingRecord],
     settings: EmbeddingSettings,
     claims: SlideClaims,
     workers: int,
@@ -85,7 +85,7 @@ def _embed_slides(
     command_start = slide_start = time.monotonic()
 
     def waiting() -> str:
-        return f"waiting {bags.waited_s / max(time.monotonic() - command_start, 1e-9):.0%}"
+        return f"waiting for data {bags.waited_s / max(time.monotonic() - command_start, 1e-9):.0%}"
 
     with SlideProgress(console, "embedding", slides=len(jobs), tiles=tiles, note=waiting) as progress:
         predictor = Predictor(
@@ -105,8 +105,10 @@ def _embed_slides(
                     job.path.unlink(missing_ok=True)  # features of other settings
                 table.add_failure(slide_id, Failure(result.reason, result.hint or _failure_hint(job), seconds))
             else:
-                missing = len(result.missing)
-                table.add(EmbedRecord(slide_id, "ok", tiles=result.tiles, tiles_failed=missing, seconds=seconds))
+                tiles_failed = len(result.unreadable)
+                table.add(
+                    EmbeddingRecord(slide_id, "ok", tiles=result.tiles, tiles_failed=tiles_failed, seconds=seconds)
+                )
             claims.release(slide_id)
             failure = result.reason if isinstance(result, SlideFailed) else ""
             progress.finish_slide(slide_id, tiles=len(job.tiles), failure=failure)
@@ -135,14 +137,14 @@ def _write_slide_features(job: EmbeddingJob, slide: EncodedSlide, settings: Embe
         encoder=card.key,
         fingerprint=job.key,
     )
-    about: dict[str, str | int] = {
+    attributes: dict[str, str | int] = {
         "weights_sha256": settings.loaded.provenance.sha256,
         "feature": encoder.feature,
         "encoder_tile_px": encoder.tile_px,
         "precision": settings.precision,
-        "tiles_failed": len(slide.missing),
+        "tiles_failed": len(slide.unreadable),
     }
-    write_features(job.path, features, job.tiles, about=about)
+    write_features(job.path, features, job.tiles, attributes=attributes)
 
 
 def _describe_rescaling(jobs: Sequence[EmbeddingJob], encoder_px: int) -> list[str]:

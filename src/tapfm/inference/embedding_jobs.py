@@ -43,7 +43,7 @@ class EmbeddingJob:
 
 
 @dataclass(frozen=True)
-class EmbedRecord:
+class EmbeddingRecord:
     """The result of embedding one slide: a row of summary.csv."""
 
     slide_id: str
@@ -77,13 +77,13 @@ def _feature_settings(settings: EmbeddingSettings) -> tuple[object, ...]:
     return card, loaded.provenance.sha256, loaded.encoder.tile_px, loaded.encoder.feature, settings.precision
 
 
-def load_record(job: EmbeddingJob) -> EmbedRecord | None:
+def load_record(job: EmbeddingJob) -> EmbeddingRecord | None:
     """Return the record of a slide whose features exist and are up to date, or None."""
     if read_fingerprint(job.path) != job.key:
         return None
     with h5py.File(job.path, "r") as file:
         tiles = len(file["features"])
-    return EmbedRecord(job.row.slide_id, "ok", tiles=tiles, tiles_failed=len(job.tiles) - tiles)
+    return EmbeddingRecord(job.row.slide_id, "ok", tiles=tiles, tiles_failed=len(job.tiles) - tiles)
 
 
 def check_no_foreign_files(folder: Path, rows: Sequence[SlideRow]) -> None:

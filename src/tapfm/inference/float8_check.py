@@ -19,7 +19,7 @@ _OTHER_PRECISION = "Use --precision bfloat16, or omit --precision."
 
 
 def prepare_float8_model(
-    exact: InferenceModel,
+    reference: InferenceModel,
     slides: Mapping[str, SlideTiles],
     *,
     tiles: int,
@@ -29,15 +29,15 @@ def prepare_float8_model(
 ) -> tuple[InferenceModel, str]:
     """Convert a model to float8; return it and a message on how much it changes the first readable slide.
 
-    exact: the same model in bfloat16.
+    reference: the same model in bfloat16.
     Raises RunError if a probability changes by more than `_MAX_CHANGE`, or is not finite.
     """
-    assert exact.encoder is not None
-    encoder = prepare_encoder(copy.deepcopy(exact.encoder.encoder), "float8", tiles=tiles, compiled=compiled)
-    assert exact.model is not None
+    assert reference.encoder is not None
+    encoder = prepare_encoder(copy.deepcopy(reference.encoder.encoder), "float8", tiles=tiles, compiled=compiled)
+    assert reference.model is not None
     # without a reference to the encoder in bfloat16, so that its memory can be freed
-    fast = InferenceModel(encoder, replace(exact.model, encoder=encoder.encoder))
-    predictor = Predictor([exact, fast], batch=batch)
+    fast = InferenceModel(encoder, replace(reference.model, encoder=encoder.encoder))
+    predictor = Predictor([reference, fast], batch=batch)
     for slide_id, slide in slides.items():
         compared = _measure_change(predictor, slide_id, slide, workers)
         if compared is None:

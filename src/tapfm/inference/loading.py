@@ -28,11 +28,11 @@ from tapfm.runtime.device_memory import explain_memory_error
 
 @dataclass(frozen=True)
 class InferenceOptions:
-    """Device and performance options of inference; None is chosen by the number of tiles."""
+    """Device and performance options of inference; None: chosen automatically."""
 
     device: torch.device
     workers: int  # processes that read tiles
-    batch: int | None = None
+    batch: int | None = None  # tiles encoded at a time
     precision: str = "auto"  # auto: the training precision of each model
     compiled: bool | None = None
 
@@ -86,9 +86,9 @@ def prepare_models(
         if options.precision != "float8":
             prepared.append(prepare_model(member, model, options.precision, tiles=tiles, compiled=options.compiled))
             continue
-        exact = prepare_model(member, model, "bfloat16", tiles=COMPARED_TILES)
+        reference = prepare_model(member, model, "bfloat16", tiles=COMPARED_TILES)
         float8, message = prepare_float8_model(
-            exact,
+            reference,
             collect_slide_tiles(slides),
             tiles=tiles,
             compiled=options.compiled,
@@ -135,7 +135,7 @@ def _check_features_match(saved: SavedModel, slides: Sequence[RunSlide]) -> None
             problem = f"was created with different weights of {encoder['name']} than the model was trained with"
         elif card.uses_attention and not metadata.has_attention:
             problem = f"({metadata.origin}) has no raw attention, which {card.name} uses to weight tiles"
-        elif card.uses_positions and not metadata.has_positions:
+        elif card.uses_coordinates and not metadata.has_coordinates:
             problem = f"({metadata.origin}) has no tile coordinates, which {card.name} uses"
         else:
             continue

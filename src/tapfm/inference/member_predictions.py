@@ -43,7 +43,7 @@ def predict_member(
     Slides that were predicted before with the same weights and tiles are not read again.
     """
     slides = list_labelled_slides(data.slides)
-    finished = FinishedSlides(finished_path, member.digest, data.contents())
+    finished = FinishedSlides(finished_path, member.digest, data.content_digests())
     known = finished.read()
     for slide_id, slide in _find_training_predictions(member, data, slides).items():
         if slide_id not in known:
@@ -73,7 +73,7 @@ def _find_training_predictions(
 
     Their tiles or features have not changed since then; otherwise an error was raised before.
     """
-    if not data.own or member.adapted != (data.features is None):
+    if not data.is_own_cohort or member.adapted != (data.features is None):
         return {}
     known: dict[str, FinishedSlide] = {}
     for split in {slide.split for slide in slides}:

@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 _INFERENCE_PRECISIONS = (*PRECISIONS, "float8")
 
 
-def check_inference_precision(text: str) -> None:
-    if text not in _INFERENCE_PRECISIONS:
+def check_inference_precision(precision: str) -> None:
+    if precision not in _INFERENCE_PRECISIONS:
         raise UnknownNameError.with_suggestions(
-            "precision", text, _INFERENCE_PRECISIONS, see=", ".join(_INFERENCE_PRECISIONS)
+            "precision", precision, _INFERENCE_PRECISIONS, see=", ".join(_INFERENCE_PRECISIONS)
         )
 
 
-def choose_inference_precision(text: str, device: torch.device) -> Precision:
+def choose_inference_precision(precision: str, device: torch.device) -> Precision:
     """Return the precision to use; "auto" is bfloat16 if the GPU supports it, and never float8."""
-    check_inference_precision(text)
+    check_inference_precision(precision)
     from tapfm.encoders.float8 import check_float8_support
     from tapfm.encoders.inference import precision_name
 
-    if text == "float8":
+    if precision == "float8":
         check_float8_support(device)
         return "float8"
-    return precision_name(choose_precision(text, device))
+    return precision_name(choose_precision(precision, device))

@@ -29,7 +29,7 @@ from torch import Tensor
 from tapfm.contracts import BagOutput, EncodedTiles
 from tapfm.encoders.inference import SMALLEST_BATCH, InferenceEncoder, concatenate, default_batch, wrap_encoder
 from tapfm.errors import DeviceMemoryError, DiskFullError, InputError, Interrupted, NonFiniteError, TapfmError
-from tapfm.inference.bags import Bag, BagRequest, Bags, SlideFailed, check_missing_tiles, make_unreadable_error
+from tapfm.inference.bags import Bag, BagRequest, Bags, SlideFailed, check_unreadable_tiles, make_unreadable_error
 from tapfm.inference.tile_columns import TileColumn, column_name
 from tapfm.runs.model import SlideModel
 from tapfm.runtime.device_memory import convert_memory_errors, free_memory
@@ -53,8 +53,8 @@ class EncodedSlide:
 
     by_model: tuple[EncodedTiles, ...]
     rows: NDArray[np.int64]  # which of the slide's tiles these are
-    missing: Mapping[int, str]  # unreadable tiles and the reason
-    coordinates: Tensor | None  # (K, 2) on the slide, in tile sides
+    unreadable: Mapping[int, str]  # rows of unreadable tiles, with the reason
+    coordinates: Tensor | None  # (K, 2) on the slide, in units of the tile side
 
     @property
     def tiles(self) -> int:
@@ -63,7 +63,7 @@ class EncodedSlide:
     @property
     def skipped(self) -> SkippedTiles:
         """The unreadable tiles, and the reason of the first."""
-        return SkippedTiles(sorted(self.missing), next(iter(self.missing.values()), ""))
+        return SkippedTiles(sorted(self.unreadable), next(iter(self.unreadable.values()), ""))
 
 
 @dataclass(frozen=True)
@@ -128,16 +128,16 @@ class Predictor:
         signal, and OSError if `finish` cannot write.
         """
         failed: dict[str, SlideFailed] = {}
-        visits, planned = _tee(BagRequest("inference", slide_id) for slide_id in slide_ids)
-        bags.start(planned)
+        requests, prefetched = _tee(BagRequest("inference", slide_id) for slide_id in slide_ids)
+        bags.start(prefetched)
         try:
-            for visit in visits:
-                result = self._finish_slide(bags, visit, finish)
+            for request in requests:
+                result = self._finish_slide(bags, request, finish)
                 if isinstance(result, SlideFailed):
-                    failed[visit.slide_id] = result
+                    failed[request.slide_id] = result
                     bags.skip_rest()
                     free_memory(self.device)
-                on_slide(visit.slide_id, result)
+                on_slide(request.slide_id, result)
                 if (number := stop_signal()) is not None:
                     raise Interrupted(number)
         finally:
@@ -145,37 +145,37 @@ class Predictor:
         return failed
 
     def _finish_slide(
-        self, bags: Bags, visit: BagRequest, finish: Callable[[str, EncodedSlide], object]
+        self, bags: Bags, request: BagRequest, finish: Callable[[str, EncodedSlide], object]
     ) -> EncodedSlide | SlideFailed:
         try:
-            slide = self.encode_slide(bags, visit)
-            check_missing_tiles(len(slide.missing), slide.tiles + len(slide.missing), slide.skipped.reason)
+            slide = self.encode_slide(bags, request)
+            check_unreadable_tiles(len(slide.unreadable), slide.tiles + len(slide.unreadable), slide.skipped.reason)
             with _convert_slide_errors():
-                finish(visit.slide_id, slide)
+                finish(request.slide_id, slide)
         except SlideFailed as failure:
             # a new exception: the traceback of this one references the features of the slide
             return SlideFailed(failure.reason, failure.hint, failure.stage)
         return slide
 
-    def encode_slide(self, bags: Bags, visit: BagRequest) -> EncodedSlide:
-        """Read and encode the tiles of a visit, part by part. Raises SlideFailed if none of them can be read."""
+    def encode_slide(self, bags: Bags, request: BagRequest) -> EncodedSlide:
+        """Read and encode the tiles of a bag, part by part. Raises SlideFailed if none of them can be read."""
         rows: list[NDArray[np.int64]] = []
-        missing: dict[int, str] = {}
+        unreadable: dict[int, str] = {}
         coordinates: list[Tensor] = []
         encoded: list[list[EncodedTiles]] = []
-        for part in bags.read_parts(visit):
+        for part in bags.read_parts(request):
             rows.append(part.rows)
-            missing |= part.missing
+            unreadable |= part.unreadable
             if part.coordinates is not None:
                 coordinates.append(part.coordinates)
             if part.tiles:
                 encoded.append(self._encode_part(part))
         if not encoded:
-            raise make_unreadable_error(tuple(missing.values()))
+            raise make_unreadable_error(tuple(unreadable.values()))
         return EncodedSlide(
             tuple(concatenate(parts) for parts in zip(*encoded, strict=True)),
             np.concatenate(rows),
-            missing,
+            unreadable,
             torch.cat(coordinates) if coordinates else None,
         )
 

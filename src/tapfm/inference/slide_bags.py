@@ -21,7 +21,7 @@ def make_bags(
     prefetch_bytes: int = PREFETCH_BYTES,
     pool: WorkerPool | None = None,
 ) -> Bags:
-    """Return bags of pixels for an encoder that takes tiles of `tile_px`, or of stored features (None)."""
+    """Return bags of pixels, resized to `tile_px` for the encoder, or of stored features if `tile_px` is None."""
     if tile_px is None:
         files = {slide.row.slide_id: slide.features.path for slide in slides if slide.features is not None}
         return FeatureBags(files, device=device, prefetch_bytes=prefetch_bytes)

@@ -47,7 +47,7 @@ from tapfm.tiles.cohort_tiling import run_tiling_job
 from tapfm.tiles.stream import serve_requests
 
 _TILES_FOLDER = "tiles"  # tiles that this command created
-_IDENTITY = ("members", "targets", "calls", "precision")  # the same for all slides of a folder
+_SHARED_KEYS = ("members", "targets", "calls", "precision")  # in prediction.json; equal for all slides of a folder
 _PREFETCH_BYTES = 2**28  # of pixels: a few hundred tiles keep any encoder busy
 
 
@@ -61,7 +61,7 @@ class Predictions:
 
 
 def predict_slides(
-    path: Path,
+    model_path: Path,
     sources: Sequence[Path],
     out: Path,
     *,
@@ -89,7 +89,7 @@ def predict_slides(
         closing(WorkerPool(early_workers, serve_requests)) as reading_workers,
         ThreadPoolExecutor(1, "weights") as thread,
     ):
-        model_folder = open_model_folder(path)
+        model_folder = open_model_folder(model_path)
         requested = read_sources(sources, slides, model_folder.targets, split)
         calls = choose_call_thresholds(model_folder, sensitivity)
         options = InferenceOptions(choose_device(device), workers, batch, precision, compiled)
@@ -178,8 +178,9 @@ class _PredictionJob:
             def finish(slide_id: str, encoded: EncodedSlide) -> None:
                 output = predictor.predict(slide_id, encoded)
                 assert predictor.tile_px is not None
-                own = self.folder.slide_folder(slide_id)
-                write_slide(todo[slide_id], encoded, output, predictor.tile_px, own, self.calls, keys[slide_id], start)
+                slide_folder = self.folder.slide_folder(slide_id)
+                key = keys[slide_id]
+                write_slide(todo[slide_id], encoded, output, predictor.tile_px, slide_folder, self.calls, key, start)
 
             def after_slide(slide_id: str, result: EncodedSlide | SlideFailed) -> None:
                 nonlocal start
@@ -221,7 +222,7 @@ def _aggregator_name(member: ModelMember) -> str:
     return str(read_export_description(member.folder)["aggregator"]["name"])
 
 
-def _prepare_folder(folder: PredictionFolder, about: dict[str, Any], *, resume: bool) -> None:
+def _prepare_folder(folder: PredictionFolder, metadata: dict[str, Any], *, resume: bool) -> None:
     """Write prediction.json. Raises if this would overwrite predictions or mix those of two models."""
     path = folder.path
     if folder.exists and any(path.glob(f"{PER_SLIDE}/*/{SLIDE_JSON}")):
@@ -232,8 +233,8 @@ def _prepare_folder(folder: PredictionFolder, about: dict[str, Any], *, resume: 
                 hint="To resume, or to add slides or heatmaps, run the same command with --resume.\n"
                 "Or pass a new folder to --out.",
             )
-        was, now = _identity(before), _identity(about)
-        if changed := [name for name in _IDENTITY if was[name] != now[name]]:
+        was, now = _select_shared_values(before), _select_shared_values(metadata)
+        if changed := [name for name in _SHARED_KEYS if was[name] != now[name]]:
             raise RunError(
                 f"{path} contains predictions of {before.get('model')} with different {' and '.join(changed)}: "
                 f"{json.dumps(was[changed[0]])} before, {json.dumps(now[changed[0]])} now.",
@@ -242,13 +243,13 @@ def _prepare_folder(folder: PredictionFolder, about: dict[str, Any], *, resume: 
     elif not folder.exists:
         check_no_other_files(path, hint="Pass a new folder to --out, such as predicted.")
     remove_unfinished(path)
-    write_atomically(path / PREDICTION_JSON, (json.dumps(about, indent=2) + "\n").encode())
+    write_atomically(path / PREDICTION_JSON, (json.dumps(metadata, indent=2) + "\n").encode())
 
 
-def _identity(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that all slides of a folder share. The text about the calls may contain paths: excluded."""
-    calls = {name: value for name, value in dict(about.get("calls") or {}).items() if name != "by"}
-    return {name: about.get(name) for name in _IDENTITY} | {"calls": calls}
+def _select_shared_values(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that must be equal for all slides of a folder; without `calls.by`, which may contain paths."""
+    calls = {name: value for name, value in dict(metadata.get("calls") or {}).items() if name != "by"}
+    return {name: metadata.get(name) for name in _SHARED_KEYS} | {"calls": calls}
 
 
 def _print_start(
@@ -330,7 +331,7 @@ def write_slide(
         columns=tuple(output.columns),
         targets=calls.predict_targets(output, slide.labels),
         tiles=encoded.tiles,
-        tiles_failed=len(encoded.missing),
+        tiles_failed=len(encoded.unreadable),
         seconds=round(time.monotonic() - start, 2),
         key=key,
     ).write(folder)

@@ -39,7 +39,7 @@ class _DrawingJob:
 
     folder: Path
     missing: tuple[str, ...]  # kinds of outputs
-    about: str  # fingerprint of everything that the outputs depend on
+    key: str  # fingerprint of everything that the outputs depend on
     existing: _Files
 
 
@@ -73,17 +73,17 @@ def draw_slides(
 def _plan_drawing(folder: Path, outputs: OutputOptions) -> _DrawingJob | None:
     """Return the outputs that a slide still lacks, or None if all exist."""
     slide = PredictedSlide.read(folder)
-    about = fingerprint(DRAWING_VERSION, slide.key, {target: asdict(each) for target, each in slide.targets.items()})
-    existing = _find_drawn_files(folder, about)
+    key = fingerprint(DRAWING_VERSION, slide.key, {target: asdict(each) for target, each in slide.targets.items()})
+    existing = _find_drawn_files(folder, key)
     missing = tuple(name for name, wanted in asdict(outputs).items() if wanted and name not in existing)
-    return _DrawingJob(folder, missing, about, existing) if missing else None
+    return _DrawingJob(folder, missing, key, existing) if missing else None
 
 
-def _find_drawn_files(folder: Path, about: str) -> _Files:
+def _find_drawn_files(folder: Path, key: str) -> _Files:
     """Return the complete and up-to-date output files of a slide, by kind."""
     try:
         stored = json.loads((folder / _DRAWN_JSON).read_text("utf-8"))
-        files = dict(stored["files"]) if stored["about"] == about else {}
+        files = dict(stored["files"]) if stored["about"] == key else {}
     except (OSError, ValueError, LookupError, TypeError):
         return {}
     return {name: each for name, each in files.items() if all((folder / file).is_file() for file in each)}
@@ -100,6 +100,4 @@ def _run_drawing_job(job: _DrawingJob) -> None:
         files[name] = [
             path.name for path in write_slide_outputs(slide, job.folder, **asdict(OutputOptions(**{name: True})))
         ]
-    write_atomically(
-        job.folder / _DRAWN_JSON, json.dumps({"about": job.about, "files": files}, sort_keys=True).encode()
-    )
+    write_atomically(job.folder / _DRAWN_JSON, json.dumps({"about": job.key, "files": files}, sort_keys=True).encode())

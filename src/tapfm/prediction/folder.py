@@ -44,7 +44,7 @@ class TargetPrediction:
 
 @dataclass(frozen=True)
 class PredictedSlide:
-    """A predicted slide. Tile positions are level-0 pixels, counted from the corner of the slide, not of its bounds."""
+    """A predicted slide. Tile positions are level-0 pixels from the top left corner of the slide, not of its bounds."""
 
     slide_id: str
     patient_id: str

@@ -14,7 +14,7 @@ from tapfm.prediction.layers import Layer, layer_values, main_layers, palette, p
 from tapfm.prediction.tile_table import TileTable
 from tapfm.runtime.files import open_atomically
 
-_EXTREME_PERCENT = 10.0  # of the tiles at each end get a class in QuPath
+_EXTREME_PERCENT = 10.0  # percentage of tiles that get a class in QuPath: the highest values, and the lowest
 _Classification = dict[str, Any]
 
 

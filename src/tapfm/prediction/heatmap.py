@@ -112,28 +112,28 @@ def draw_heatmap(
     return encode_png(sheet, metadata)
 
 
-def _draw_colour_bar(column: TextBlock, scale: ColourScale, ends: tuple[str, str], size_px: int) -> None:
+def _draw_colour_bar(block: TextBlock, scale: ColourScale, end_labels: tuple[str, str], size_px: int) -> None:
     """Draw a colour bar with labels at both ends and ticks below."""
     font = load_font(size_px)
-    left_end, right_end = (round(font.getlength(each)) for each in ends)
+    left_end, right_end = (round(font.getlength(each)) for each in end_labels)
     gap = size_px
-    left = column.margin_px + left_end + gap
-    length = min(34 * size_px, column.inner_width_px - left_end - right_end - 2 * gap - 2 * size_px)
-    top, height = column.y_px, round(1.1 * size_px)
+    left = block.margin_px + left_end + gap
+    length = min(34 * size_px, block.inner_width_px - left_end - right_end - 2 * gap - 2 * size_px)
+    top, height = block.y_px, round(1.1 * size_px)
     # each colour is shown over tissue that gets darker from top to bottom
     tissue = np.linspace(245, 90, height)[:, None, None].repeat(256, axis=1)
     colours = np.rint(_blend(palette(diverging=scale.diverging)[None], tissue)).astype(np.uint8)
     strip = Image.fromarray(colours).resize((length, height), Image.Resampling.NEAREST)
-    column.image.paste(strip, (left, top))
+    block.image.paste(strip, (left, top))
     middle = top + height // 2
-    column.draw.text((left - gap, middle), ends[0], TEXT_COLOUR, font, anchor="rm")
-    column.draw.text((left + length + gap, middle), ends[1], TEXT_COLOUR, font, anchor="lm")
+    block.draw.text((left - gap, middle), end_labels[0], TEXT_COLOUR, font, anchor="rm")
+    block.draw.text((left + length + gap, middle), end_labels[1], TEXT_COLOUR, font, anchor="lm")
     ticks = scale.ticks()
     for place_px, text in zip(scale.fractions(np.array(ticks)) * (length - 1), format_ticks(ticks), strict=True):
         x = left + round(float(place_px))
-        column.draw.line((x, top + height, x, top + height + size_px // 3), LINE_COLOUR)
-        column.draw.text((x, top + height + size_px // 2), text, TEXT_COLOUR, font, anchor="ma")
-    column.y_px = top + height + 2 * size_px + size_px // 4
+        block.draw.line((x, top + height, x, top + height + size_px // 3), LINE_COLOUR)
+        block.draw.text((x, top + height + size_px // 2), text, TEXT_COLOUR, font, anchor="ma")
+    block.y_px = top + height + 2 * size_px + size_px // 4
 
 
 def encode_png(image: Image.Image, metadata: dict[str, object] | None = None) -> bytes:

@@ -34,7 +34,7 @@ def format_ticks(ticks: Sequence[float]) -> list[str]:
 
 
 def format_layer_heading(layer: Layer, *, percentile: bool) -> str:
-    """Return the heading of a layer."""
+    """Return the title of a layer with a capital letter, and "(percentiles)" if it shows percentiles."""
     return layer.title[:1].upper() + layer.title[1:] + (" (percentiles)" if percentile else "")
 
 

@@ -26,7 +26,7 @@ from tapfm.tiles.grid import TileSpec
 from tapfm.tiles.store import read_slide_tiles
 
 _SCALE_TOLERANCE = 0.05  # relative difference in tile width that is accepted, because scanners differ
-_DEFAULT_MPP = 0.5  # used if the run states no scale and the encoder supports several or states none
+_DEFAULT_MPP = 0.5  # for runs that record no scale; if the encoder card lists only other scales, its first is used
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def read_sources(
 def _select_split(cohort: Cohort, split: str, source: Path) -> Cohort:
     """Return the cohort with only the rows of one split."""
     if split not in SPLITS:
-        raise InputError(f"--split is {split}: unknown split.", hint=f"Use one of {', '.join(SPLITS)}.")
+        raise InputError(f"Unknown split '{split}'.", hint=f"Pass one of these to --split: {', '.join(SPLITS)}.")
     selected = tuple(row for row in cohort.rows if row.split == split)
     if not selected:
         splits = sorted({row.split for row in cohort.rows if row.split})
@@ -108,13 +108,13 @@ def _read_known_labels(cohort: Cohort, targets: TargetKinds) -> tuple[list[dict[
 
 
 def _choose_tile_spec(model_folder: ModelFolder) -> tuple[TileSpec, str]:
-    """Return the tile size and scale used in training, or else those of the encoder, and which of the two it is."""
-    specs = [_find_tiling_spec(member) for member in model_folder.members]
+    """Return the tile size and scale, from training or else from the encoder card, and a description of the source."""
+    specs = [_find_tiling_settings(member) for member in model_folder.members]
     known = [each for each in specs if each is not None]
     if any(each != known[0] for each in known):
         lines = [f"{member.folder}: {each}" for member, each in zip(model_folder.members, specs, strict=True)]
         raise InputError(
-            f"The members of {model_folder.path} were trained with different tile settings:\n  " + "\n  ".join(lines),
+            f"The members of {model_folder.path} were trained with different tiling settings:\n  " + "\n  ".join(lines),
             hint="Predict with each member separately.",
         )
     if known:
@@ -124,11 +124,11 @@ def _choose_tile_spec(model_folder: ModelFolder) -> tuple[TileSpec, str]:
     mpp = card.mpp[0] if card.mpp and _DEFAULT_MPP not in card.mpp else _DEFAULT_MPP
     return TileSpec(
         tile_px=card.tile_px, mpp=mpp
-    ), f"the default of {card.name}, because the run does not state its tile settings"
+    ), f"the default of {card.name}, because the run does not record its tiling settings"
 
 
-def _find_tiling_spec(member: ModelMember) -> Mapping[str, Any] | None:
-    """Return the tile settings that a member was trained with, or None if they are unknown."""
+def _find_tiling_settings(member: ModelMember) -> Mapping[str, Any] | None:
+    """Return the tiling settings that a member was trained with, or None if they are unknown."""
     if member.config is None:
         return read_export_description(member.folder).get("tiles")
     environments = RunFolder(member.folder).environments()
@@ -178,13 +178,15 @@ def find_or_create_tiles(
         console=console,
         pool=pool,
     )
-    failed = {each.slide_id: Failure(each.reason, _add_tiling_hint(each.hint), stage="tiles") for each in table.failed}
+    failed = {
+        each.slide_id: Failure(each.reason, _explain_tiling_options(each.hint), stage="tiles") for each in table.failed
+    }
     return _find_stored_tiles(requested, out, failed)
 
 
-def _add_tiling_hint(hint: str) -> str:
-    """Name the command that has the options in a hint about tiling."""
-    return f"{hint} These are options of tapfm tile. Then predict with --tiles." if "--" in hint else hint
+def _explain_tiling_options(hint: str) -> str:
+    """Add to a hint with options that they are passed to `tapfm tile`, not to `tapfm predict`."""
+    return f"{hint} Pass these options to tapfm tile, then predict with --tiles." if "--" in hint else hint
 
 
 def _describe_scale_difference(tiled: TiledSlides, model_folder: ModelFolder) -> str:
@@ -192,7 +194,7 @@ def _describe_scale_difference(tiled: TiledSlides, model_folder: ModelFolder) ->
     training_um = [
         each["tile_px"] * each["mpp"]
         for member in model_folder.members
-        if (each := _find_tiling_spec(member)) is not None
+        if (each := _find_tiling_settings(member)) is not None
     ]
     for slide in tiled.slides:
         tiles = slide.tiles
@@ -208,18 +210,18 @@ def _describe_scale_difference(tiled: TiledSlides, model_folder: ModelFolder) ->
 
 
 def _find_stored_tiles(requested: RequestedSlides, folder: Path, failed: Mapping[str, Failure]) -> TiledSlides:
-    """Return the slides with the tiles that a folder has of them."""
-    found, missing = [], dict(failed)
+    """Read the tiles of each slide from a folder; slides without tiles there are added to the failures."""
+    found, all_failed = [], dict(failed)
     for slide in requested.slides:
         if slide.row.slide_id in failed:
             continue
         try:
             found.append(replace(slide, tiles=read_slide_tiles(folder, slide.row.slide_id)))
         except TapfmError as error:
-            missing[slide.row.slide_id] = Failure(error.message, error.hint, stage="tiles")
+            all_failed[slide.row.slide_id] = Failure(error.message, error.hint, stage="tiles")
     if not found and not failed:
         raise CohortError(
             f"{folder} has no tiles for any of {format_count(len(requested.slides), 'slide')}.",
             hint="Pass the output folder of tapfm tile for these slides, or omit --tiles to tile them now.",
         )
-    return TiledSlides(tuple(found), missing)
+    return TiledSlides(tuple(found), all_failed)

@@ -79,7 +79,7 @@ class ColourScale:
 
     def ticks(self) -> list[float]:
         """Return four to nine round values for the colour bar."""
-        step = _round_step((self.high - self.low) / 4)
+        step = _round_step_down((self.high - self.low) / 4)
         multiples = range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)
         return [multiple * step for multiple in multiples]
 
@@ -106,10 +106,10 @@ def percentiles(values: Values) -> Values:
     return np.asarray((below + up_to) / 2 / len(values) * 100)
 
 
-def _round_step(about: float) -> float:
-    """Return the largest of 1, 2, 2.5 and 5 times a power of ten that is not above `about`."""
-    power = 10.0 ** math.floor(math.log10(about))
-    return max(each for each in (1, 2, 2.5, 5, 10) if each * power <= about * (1 + 1e-9)) * power
+def _round_step_down(step: float) -> float:
+    """Round down to 1, 2, 2.5 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(step))
+    return max(each for each in (1, 2, 2.5, 5, 10) if each * power <= step * (1 + 1e-9)) * power
 
 
 def palette(*, diverging: bool) -> NDArray[np.uint8]:

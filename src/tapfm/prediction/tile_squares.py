@@ -49,7 +49,7 @@ def place_tiles(
         starts = positions[:, axis] - corner_px0
         ends = _find_tile_ends(starts, predicted.side_px0)
         start, end = (_first_pixel_after(edges / px0_per_px[axis]) for edges in (starts, ends))
-        # a tile smaller than a pixel still covers one
+        # a tile that is smaller than a pixel still covers one pixel
         start = np.clip(start, 0, length_px - 1)
         spans.append((start, np.clip(end, start + 1, length_px)))
     (left, right), (top, bottom) = spans

@@ -1,4 +1,4 @@
-"""Reuse of predictions of an earlier command that are still valid."""
+"""Reuse predictions of an earlier command if they are still valid."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def reuse_prediction(folder: PredictionFolder, slide: RunSlide, key: str, calls:
 
     The prediction of a slide whose files are missing stays valid.
     """
-    own = folder.slide_folder(slide.row.slide_id)
-    if not (own / SLIDE_JSON).exists() or not (own / TILES_PARQUET).exists():
+    slide_folder = folder.slide_folder(slide.row.slide_id)
+    if not (slide_folder / SLIDE_JSON).exists() or not (slide_folder / TILES_PARQUET).exists():
         return False
     try:
-        before = PredictedSlide.read(own)
+        before = PredictedSlide.read(slide_folder)
     except InputError:
         return False
     if not before.key.startswith(key):
@@ -48,5 +48,5 @@ def reuse_prediction(folder: PredictionFolder, slide: RunSlide, key: str, calls:
         targets=targets,
     )
     if now != before:
-        now.write(own)
+        now.write(slide_folder)
     return True

@@ -28,10 +28,10 @@ class ComparedPredictions:
     warnings: list[str]
 
 
-def read_compared(sources: Sequence[str], split: str) -> ComparedPredictions:
+def read_compared_predictions(sources: Sequence[str], split: str) -> ComparedPredictions:
     """Read the predictions of models given as [NAME=]PATH.
 
-    split: the predictions of a run to use: test or val.
+    split: test or val, for paths that are run folders.
     """
     named = [_parse_source(source, split) for source in sources]
     names = [name for name, _ in named]
@@ -40,9 +40,9 @@ def read_compared(sources: Sequence[str], split: str) -> ComparedPredictions:
             f"Several models have the name {', '.join(repeated)}.",
             hint=f"Give them different names: {repeated[0]}-1=PATH {repeated[0]}-2=PATH",
         )
-    methods = _match_cohorts({name: read_predictions(path) for name, path in named})
-    targets = target_kinds(_find_common_targets(methods))
-    return ComparedPredictions(dict(named), methods, targets, _collect_held_out_warnings(named, methods))
+    by_model = _match_cohorts({name: read_predictions(path) for name, path in named})
+    targets = target_kinds(_find_common_targets(by_model))
+    return ComparedPredictions(dict(named), by_model, targets, _collect_held_out_warnings(named, by_model))
 
 
 def _parse_source(source: str, split: str) -> tuple[str, Path]:
@@ -77,12 +77,12 @@ def _find_predictions(path: Path, split: str) -> Path:
     return found
 
 
-def _match_cohorts(methods: dict[str, list[Prediction]]) -> dict[str, list[Prediction]]:
-    """Remove cohorts if one table has none, such as a table of another tool: patients then match by patient_id only."""
-    without_cohorts = [name for name, predictions in methods.items() if not any(each.cohort for each in predictions)]
-    if len(without_cohorts) in (0, len(methods)):
-        return methods
-    for name, predictions in methods.items():
+def _match_cohorts(by_model: dict[str, list[Prediction]]) -> dict[str, list[Prediction]]:
+    """Remove the cohort of all predictions if one table has none, so that patients match by patient_id only."""
+    without_cohorts = [name for name, predictions in by_model.items() if not any(each.cohort for each in predictions)]
+    if len(without_cohorts) in (0, len(by_model)):
+        return by_model
+    for name, predictions in by_model.items():
         cohorts = Counter(patient for patient, _ in {(each.patient_id, each.cohort) for each in predictions})
         if several := sorted(patient for patient, count in cohorts.items() if count > 1):
             raise InputError(
@@ -90,16 +90,16 @@ def _match_cohorts(methods: dict[str, list[Prediction]]) -> dict[str, list[Predi
                 "cohorts.",
                 hint=f"Add the column 'cohort' to the table of {without_cohorts[0]}.",
             )
-    return {name: [replace(each, cohort=None) for each in predictions] for name, predictions in methods.items()}
+    return {name: [replace(each, cohort=None) for each in predictions] for name, predictions in by_model.items()}
 
 
-def _collect_held_out_warnings(named: Sequence[tuple[str, Path]], methods: dict[str, list[Prediction]]) -> list[str]:
+def _collect_held_out_warnings(named: Sequence[tuple[str, Path]], by_model: dict[str, list[Prediction]]) -> list[str]:
     """Return a warning for each model that was trained or validated on some of the compared patients."""
-    common = set.intersection(*({patient_key(each) for each in predictions} for predictions in methods.values()))
+    common = set.intersection(*({patient_key(each) for each in predictions} for predictions in by_model.values()))
     notes = []
     for name, path in named:
         if _is_own_cohort(path):
-            seen = {patient_key(each) for each in methods[name] if each.split in (TRAIN, VALIDATION)} & common
+            seen = {patient_key(each) for each in by_model[name] if each.split in (TRAIN, VALIDATION)} & common
             if seen:
                 patients = format_count(len(seen), "patient")
                 notes.append(f"NOT HELD OUT: {name} was trained or validated on {patients} of this comparison.")
@@ -117,13 +117,13 @@ def _is_own_cohort(predictions: Path) -> bool:
         return False
 
 
-def _find_common_targets(methods: dict[str, list[Prediction]]) -> list[str]:
+def _find_common_targets(by_model: dict[str, list[Prediction]]) -> list[str]:
     """Return the targets that all models have. Raises InputError if there is none."""
-    by_method = {name: collect_targets(predictions) for name, predictions in methods.items()}
-    first, *others = by_method.values()
+    targets_by_model = {name: collect_targets(predictions) for name, predictions in by_model.items()}
+    first, *others = targets_by_model.values()
     common = [target for target in first if all(target in each for each in others)]
     if not common:
-        lines = [f"{name}: {', '.join(targets) or 'none'}" for name, targets in by_method.items()]
+        lines = [f"{name}: {', '.join(targets) or 'none'}" for name, targets in targets_by_model.items()]
         raise InputError(
             "The models have no target in common:\n  " + "\n  ".join(lines),
             hint="Compare models that predict the same target.",

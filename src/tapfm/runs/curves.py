@@ -37,7 +37,7 @@ def build_training_figure(history: History, best_epoch: int | None, title: str) 
 
 
 def _curve(history: History, key: str, colour: Colour, label: str = "", target: str | None = None) -> list[Line]:
-    """Return the curve of a value in the history, or of one target of it; an empty list if no epoch has it."""
+    """Return the curve of a value in the history, or of its part for one target; empty if no epoch has it."""
     values = {row["epoch"]: row.get(key) if target is None else row[key].get(target) for row in history}
     known = {epoch: value for epoch, value in values.items() if value is not None and math.isfinite(value)}
     faint = target is not None

@@ -1,4 +1,4 @@
-"""The data of a run: labelled slides by split, their tiles or features, and what is missing."""
+"""The data of a run: labelled slides by split, with their tiles or features, and slides that have none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tapfm.tasks.labels import check_training_labels, label_count_columns, read_
 from tapfm.tasks.target import Label, TargetKinds
 from tapfm.tiles.store import TileSet, read_slide_tiles
 
-_OWN_COLUMNS = ("mpp", "cohort", "split")  # optional columns of every cohort table
+_OPTIONAL_COLUMNS = ("mpp", "cohort", "split")  # of any cohort table
 _MAX_LISTED = 5  # slides named in a message
 
 
@@ -68,9 +68,9 @@ class RunSlide:
         if name == "mpp":
             known = self.row.mpp or (self.tiles.slide_mpp if self.tiles is not None else None)
             return "" if known is None else f"{known:.2f}"  # scanners differ in the third digit
-        if name in _OWN_COLUMNS:
+        if name in _OPTIONAL_COLUMNS:
             return str(getattr(self.row, name) or "")
-        columns = [*_OWN_COLUMNS, *self.row.labels]
+        columns = [*_OPTIONAL_COLUMNS, *self.row.labels]
         raise UnknownNameError.with_suggestions("column", name, columns, see=", ".join(columns))
 
 
@@ -193,9 +193,9 @@ def _check_both_classes(config: RunConfig, data: RunData, column: str) -> None:
     for target, labels in data.training_labels().items():
         if data.targets[target].missing_class(labels):
             raise LabelError(
-                f"Without the slides that have no tiles, the training split (column {column}) does not have both "
-                f"classes of {target}.",
-                hint=f"Create the missing tiles: {_preparation_command(config)}",
+                f"Without the slides that have no tiles or features, the training split (column {column}) does not "
+                f"have both classes of {target}.",
+                hint=f"Create them: {_preparation_command(config)}",
             )
 
 

@@ -38,7 +38,7 @@ class EvaluatedSlides:
     slides: tuple[RunSlide, ...]
     table: Path
     split: str | None  # None: every labelled slide of another cohort
-    own: bool  # whether it is the cohort of the run itself
+    is_own_cohort: bool  # whether these are slides of the cohort of the run
     absent_targets: tuple[str, ...]  # targets without a column in the table
     without_label: tuple[str, ...]
     failed: Mapping[str, str]
@@ -46,7 +46,7 @@ class EvaluatedSlides:
     tiles: Path | None
     features: Path | None  # None: tiles are encoded
 
-    def contents(self) -> dict[str, str]:
+    def content_digests(self) -> dict[str, str]:
         """Return a digest of the tiles and slide files, or of the features, by slide id."""
         return {
             slide.row.slide_id: slide.content_digest + (slide.files_digest or "" if slide.features is None else "")
@@ -81,7 +81,7 @@ def read_evaluated_slides(model_folder: ModelFolder, request: EvaluationRequest)
             failed[row.slide_id] = error.message
         else:
             chosen.append(slide)
-    _check_any_slide(cohort, chosen, failed, tiles, features, split)
+    _check_not_empty(cohort, chosen, failed, tiles, features, split)
     if features is None:
         _check_slide_files(cohort, [slide.row for slide in chosen])
     if own:
@@ -149,7 +149,7 @@ def _find_sources(
 
 
 def _select_own_splits(model_folder: ModelFolder, cohort: Cohort, split: str) -> dict[str, str]:
-    """Return the splits of the slides of the run's own cohort that are in `split`."""
+    """Return the split of each slide of the run's own cohort, for the slides in `split` (or all)."""
     config = model_folder.config
     assert config is not None
     splits = read_splits(cohort, config.cohort.fold)
@@ -157,7 +157,7 @@ def _select_own_splits(model_folder: ModelFolder, cohort: Cohort, split: str) ->
 
 
 def _select_external_splits(cohort: Cohort, split: str | None) -> dict[str, str]:
-    """Return the splits of the slides of another cohort, all or those in `split`."""
+    """Return the split of each slide of another cohort, for the slides in `split` (or all)."""
     if split is None or split == ALL:
         return {row.slide_id: row.split or "" for row in cohort.rows}
     if not any(row.split for row in cohort.rows):
@@ -178,7 +178,7 @@ def _find_inputs(
     return None, StoredFeatures(path, read_feature_metadata(path))
 
 
-def _check_any_slide(
+def _check_not_empty(
     cohort: Cohort,
     chosen: Sequence[RunSlide],
     failed: Mapping[str, str],

@@ -119,7 +119,7 @@ def _write_export(saved: SavedModel, run_folder: RunFolder, out: Path) -> None:
         for name in (CONFIG_FILE, WEIGHTS_FILE):  # of an earlier export
             (out / name).unlink(missing_ok=True)
     else:
-        write_timm_folder(saved.model.encoder, saved.card, out, about={"targets": saved.description["targets"]})
+        write_timm_folder(saved.model.encoder, saved.card, out, metadata={"targets": saved.description["targets"]})
     aggregator = {f"aggregator/{name}": each.detach() for name, each in saved.model.aggregator.named_parameters()}
     save_checkpoint(out / AGGREGATOR_FILE, aggregator, {"tapfm": __version__, "kind": "aggregator"})
     write_atomically(

@@ -252,7 +252,7 @@ def describe_environment(
         "packages": {name: version for name in packages if (version := installed_version(name)) is not None},
         "weights_sha256": weights_sha256,  # of the encoder before adaptation
         "features_source": features_source,  # tool and encoder of stored features that tapfm did not write
-        "tiles": tiles,  # tiling settings of the training slides, for tiling other slides alike
+        "tiles": tiles,  # tiling settings of the training slides, so that other slides are tiled in the same way
         "command": shlex.join(["tapfm", *sys.argv[1:]]),
     }
 

@@ -102,8 +102,9 @@ def _make_push_error(repository: str, error: Exception) -> InputError:
     reason = (str(causes[-1]) or type(causes[-1]).__name__).splitlines()[0]
     if status is None:
         return InputError(
-            f"{repository} could not be pushed: {reason}", hint="Check the network connection, then repeat the command."
+            f"{repository} could not be pushed: {reason}",
+            hint="Check the network connection, then run the command again.",
         )
     return InputError(
-        f"The Hugging Face Hub rejected {repository} (status {status}): {reason}", hint="Repeat the command later."
+        f"The Hugging Face Hub rejected {repository} (status {status}): {reason}", hint="Run the command again later."
     )

@@ -50,7 +50,7 @@ class SlideModel:
 
     def aggregator_for(self, coordinates: Tensor | None = None) -> Aggregator:
         """Return the aggregator for one bag, with the coordinates of its tiles if it uses them."""
-        if not getattr(self.aggregator, "uses_positions", False):
+        if not getattr(self.aggregator, "uses_coordinates", False):
             return self.aggregator
         if coordinates is None:
             raise InputError(
@@ -65,7 +65,7 @@ class _AggregatorWithCoordinates:
     """An aggregator and the coordinates of the tiles of one bag; called like any other aggregator."""
 
     aggregator: nn.Module
-    coordinates: Tensor  # (K, 2), in tile sides
+    coordinates: Tensor  # (K, 2), in units of the tile side
 
     def __call__(self, z_KD: Tensor, r_K: Tensor) -> BagOutput:
         """Aggregate the tiles of one slide."""
