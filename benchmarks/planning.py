@@ -30,7 +30,8 @@ from tapfm.adaptation.encoder_shape import EncoderShape
 from tapfm.adaptation.learner import Learner, OptimiserSettings
 from tapfm.adaptation.moments import MomentFormat
 from tapfm.adaptation.planner import StepPlan, predict_step
-from tapfm.adaptation.step_costs import COMPILED, EAGER, GIB, Coefficients
+from tapfm.adaptation.step_coefficients import COMPILED, EAGER, Coefficients
+from tapfm.adaptation.step_costs import GIB
 from tapfm.adaptation.two_graph import AdaptationSettings
 from tapfm.aggregators.cls_attention import ClsAttention
 from tapfm.encoders.adapters import Scope, apply_scope
@@ -260,7 +261,7 @@ def describe_largest_error(rows: Sequence[Measurement]) -> str:
 
 
 def format_code(coefficients: Coefficients) -> str:
-    """Return Python code that can be pasted into step_costs.py."""
+    """Return Python code that can be pasted into step_coefficients.py."""
     values = "\n".join(f"    {name}={value:.4g}," for name, value in asdict(coefficients).items())
     return f"Coefficients(\n{values}\n)"
 

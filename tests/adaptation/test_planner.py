@@ -19,8 +19,8 @@ from tapfm.adaptation.plan_text import describe_plan
 from tapfm.adaptation.planner import _build_plan as build_plan
 from tapfm.adaptation.planner import _usable_bytes as usable_bytes
 from tapfm.adaptation.planner import plan_step, predict_step
+from tapfm.adaptation.step_coefficients import EAGER
 from tapfm.adaptation.step_costs import (
-    EAGER,
     GIB,
     RECOMPUTE_LEVELS,
     OptimiserStorage,

@@ -11,13 +11,11 @@ from typing import Literal
 
 from tapfm.adaptation.encoder_shape import EncoderShape
 from tapfm.adaptation.moments import MomentFormat
+from tapfm.adaptation.step_coefficients import COMPILED, EAGER, Coefficients
 from tapfm.adaptation.step_costs import (
-    COMPILED,
-    EAGER,
     GIB,
     RECOMPUTE_LEVELS,
     ChunkCost,
-    Coefficients,
     OptimiserStorage,
     PlannerInput,
     Precision,

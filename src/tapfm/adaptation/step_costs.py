@@ -2,7 +2,7 @@
 
 The peak memory is the largest memory use at any time during a step. Weights and optimiser are always in memory. The
 size of the graph is proportional to the number of tiles. During the backward pass, from the last block to the first,
-the graph shrinks and the gradients grow. `Coefficients` contains the values that cannot be derived from the
+the graph shrinks and the gradients grow. `step_coefficients.py` contains the values that cannot be derived from the
 architecture.
 
 In this module, a *graph* is the activations that autograd saves, and *levels* are the recomputation levels of the
@@ -22,6 +22,7 @@ from tapfm.adaptation.encoder_shape import EncoderShape
 from tapfm.adaptation.moments import MomentFormat, moment_bytes
 from tapfm.adaptation.optimisers import bytes_per_parameter
 from tapfm.adaptation.shards import SHARD_ELEMENTS
+from tapfm.adaptation.step_coefficients import Coefficients
 from tapfm.encoders.blocks import Recompute
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -29,76 +30,6 @@ GIB = 2**30
 RECOMPUTE_LEVELS: tuple[Recompute, ...] = get_args(Recompute)  # in descending order of memory
 _HOST_BYTES_PER_S = 20e9  # copies between GPU and host memory
 _FLOP_PER_S = 100e12  # approximate speed of GPUs whose memory is too small for the optimiser
-
-
-@dataclass(frozen=True)
-class Coefficients:
-    """Measured values that the architecture does not determine.
-
-    nothing, pointwise, mlp: activations that a block saves per token at this recomputation level, without the hidden
-        values of its MLP, as a multiple of the block's width.
-    layer_scale: additional activations for a trainable LayerScale at level "nothing", in widths.
-    adapters: additional activations for adapters, in widths.
-    gated: additional activations for a gated MLP at level "nothing", as a multiple of its hidden size.
-    backward: temporary gradients inside a block, as a fraction of its input, output and MLP values.
-    adapters_backward: the same for a block with adapters.
-    adapters_recomputed: fraction of the adapters' activations that exists twice while a block is recomputed.
-    own_gradients: fraction of a block's weight gradients that exists at that block's memory peak.
-    update: temporary bytes per parameter of a shard during the optimiser's update.
-    overhead_bytes: memory that does not depend on the encoder: workspaces of matrix products, the aggregator.
-    pointwise_cost: cost of recomputing norms and activation functions, as a fraction of a block's forward pass.
-    launch_bound_size: tokens x width^2 of a chunk whose computation takes as long as launching its kernels.
-    margin, margin_bytes: memory left free for fragmentation, as a fraction and in bytes.
-    """
-
-    nothing: float
-    pointwise: float
-    mlp: float
-    layer_scale: float
-    adapters: float
-    gated: float
-    backward: float
-    adapters_backward: float
-    adapters_recomputed: float
-    own_gradients: float
-    update: float
-    overhead_bytes: float = 0.1 * GIB
-    pointwise_cost: float = 0.12
-    launch_bound_size: float = 2.4e10
-    margin: float = 0.05
-    margin_bytes: float = 0.25 * GIB
-
-
-# The values of saved activations are counts of what autograd saves; tests/adaptation/test_planner.py counts them for
-# EAGER. The other values are fitted with `python benchmarks/planning.py --fit`, except those of adapters in COMPILED,
-# which are set by hand from one step on an H200 and from blocks on a CPU.
-EAGER = Coefficients(
-    nothing=8,
-    pointwise=8,
-    mlp=7,
-    layer_scale=2,
-    adapters=5,
-    gated=1,
-    backward=0.55,
-    adapters_backward=0.9,
-    adapters_recomputed=0,
-    own_gradients=1 / 3,
-    update=40,
-)
-COMPILED = Coefficients(
-    nothing=8,
-    pointwise=6,
-    mlp=6,
-    layer_scale=1,
-    adapters=3,
-    gated=0,
-    backward=0.55,
-    adapters_backward=1.15,
-    adapters_recomputed=1,
-    own_gradients=1.0,
-    update=16,
-    pointwise_cost=0.0,  # fusion saves as much time as recomputation costs
-)
 
 
 @dataclass(frozen=True)

@@ -193,8 +193,8 @@ def build_image_sections(
             blocks = build_tile_blocks(prediction_folder, slides, settings, finder, budget)
             tiles += [*heading, *blocks] if blocks else []
     heatmap_intro = (
-        "Each slide without and with its heatmap. Wrong calls come first. For each outcome, the slides with the "
-        "probability furthest from the threshold are shown."
+        "Each slide without and with its heatmap. The slides alternate between the outcomes, starting with wrong calls. "
+        "Within an outcome, slides with a probability further from the threshold come first."
     )
     tile_intro = (
         "The tiles with the strongest influence on the predictions. Before you trust the model, check that they show "
