@@ -139,8 +139,8 @@ class Learner:
     def train_step(self, bag: Bag, targets: Targets, *, update: bool, slide_id: str) -> StepReport:
         """Compute the gradients of one slide. If `update`, apply the mean gradient of all pending slides.
 
-        If the device runs out of memory, all slides since the last update are repeated with half as many tiles per
-        chunk, from the same random state.
+        If the device runs out of memory, retry all slides since the last update with half as many tiles per chunk,
+        from the same random state.
         """
         if not self._pending:
             self._snapshot = _StepSnapshot(self)
