@@ -244,7 +244,7 @@ FORMATS: dict[str, list[Format]] = {
                 "loss_agg": "task loss (eq. 4)",
                 "loss_feature": "feature loss (eq. 5)",
                 "loss_attention": "attention loss (eq. 6)",
-                "loss_cosine": "cosine term (appendix)",
+                "loss_cosine": "cosine loss (appendix)",
                 "loss_pfm": "encoder loss (eq. 7)",
                 "norm_g_z": "norm of the gradient at the features",
                 "norm_g_r": "norm of the gradient at the raw attention",

@@ -3,8 +3,8 @@
 TapfmError                          exit code 1
 ├── NonFiniteError                  a loss or gradient is NaN or infinite; training stops
 ├── TileReadError                   pixels of a slide cannot be decoded; the tiles are retried, then skipped
-├── DiskFullError                   no space for a checkpoint; the previous checkpoint is intact
-├── DeviceMemoryError               out of memory even with the smallest batch; a retry cannot help
+├── DiskFullError                   no space to write a file; its previous version is intact
+├── DeviceMemoryError               out of memory while loading a model, or even with the smallest batch
 ├── SlidesFailedError               exit code 3: some slides failed, the others are finished
 ├── CommandFailedError              a command started by another command failed; has that command's exit code
 └── InputError                      exit code 2: invalid input
@@ -63,11 +63,11 @@ class TileReadError(TapfmError):
 
 
 class DiskFullError(TapfmError):
-    """There is no space on the disk for a checkpoint."""
+    """There is no space on the disk to write a file."""
 
 
 class DeviceMemoryError(TapfmError):
-    """A device is out of memory, even with the smallest batch."""
+    """A device is out of memory while loading a model, or even with the smallest batch."""
 
 
 class SlidesFailedError(TapfmError):

@@ -52,9 +52,9 @@ def _print_bench(bench: BenchResult, console: Console) -> None:
     )
     console.print(_measurements_table(bench))
     console.print()
-    console.print(_title(bench), markup=False)
-    console.print(_expected_table(bench))
-    for line in _remarks(bench):
+    console.print(_estimates_title(bench), markup=False)
+    console.print(_estimates_table(bench))
+    for line in _notes(bench):
         console.print(line, markup=False)
 
 
@@ -107,7 +107,7 @@ def _describe_cost(peak_gib: float | None, compile_s: float | None) -> list[str]
     return memory + ([] if compile_s is None else [f"compiled in {format_duration(compile_s)}"])
 
 
-def _title(bench: BenchResult) -> str:
+def _estimates_title(bench: BenchResult) -> str:
     slides, train = bench.slides, len(bench.slides.tiles_by_split["train"])
     name = {
         "run": "your run",
@@ -117,7 +117,7 @@ def _title(bench: BenchResult) -> str:
     return f"Estimates for {name}: {slides.count:,} slides ({train:,} for training), {slides.mean_tiles:,} tiles each"
 
 
-def _expected_table(bench: BenchResult) -> Table:
+def _estimates_table(bench: BenchResult) -> Table:
     from tapfm.results.formatting import format_duration
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -132,7 +132,7 @@ def _expected_table(bench: BenchResult) -> Table:
     return table
 
 
-def _remarks(bench: BenchResult) -> list[str]:
+def _notes(bench: BenchResult) -> list[str]:
     from tapfm.bench.bench_slides import PAPER_TILES
 
     lines = [f"Tiles could not be read: {row.reason}" for row in bench.reading[-1:] if row.reason]

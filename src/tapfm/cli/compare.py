@@ -41,17 +41,17 @@ def compare(options: workflow.CompareOptions) -> None:
     _print_comparison(comparison, options.out, stdout_console(), stderr_console())
 
 
-def _print_comparison(comparison: Comparison, folder: Path, console: Console, stderr_console: Console) -> None:
+def _print_comparison(comparison: Comparison, folder: Path, console: Console, stderr: Console) -> None:
     from tapfm.evaluation.comparison_tables import build_auc_table, build_differences_table
     from tapfm.results.terminal import rich_table
 
     console.print(rich_table(build_auc_table(comparison)))
     console.print()
     console.print(rich_table(build_differences_table(comparison)))
-    print_line(stderr_console, f"Compared on {format_count(comparison.patient_count, 'patient')}.")
+    print_line(stderr, f"Compared on {format_count(comparison.patient_count, 'patient')}.")
     if count := sum(len(patients) for patients in comparison.excluded.values()):
         print_line(
-            stderr_console,
+            stderr,
             f"Excluded {format_count(count, 'patient')} without predictions of all models: {folder / 'excluded.csv'}",
         )
-    print_line(stderr_console, f"Results: {folder / 'comparison.md'} and {folder / 'differences.png'}")
+    print_line(stderr, f"Results: {folder / 'comparison.md'} and {folder / 'differences.png'}")

@@ -36,14 +36,15 @@ def embed(options: workflow.EmbedOptions) -> None:
       summary.csv    one row per slide
       failures.csv   failed slides, with reason and hint
 
-    Exit code 3 if slides failed; the others are finished.
+    Exit code 3 if more slides failed than --allow-failures; the others are
+    encoded.
     """
     result = workflow.embed.run(options, stderr_console())
-    _print_embedded(result, stdout_console())
+    _print_result(result, stdout_console())
     raise typer.Exit(result.slides.exit_code(options.only or None, options.allow_failures))
 
 
-def _print_embedded(result: workflow.EmbedResult, console: Console) -> None:
+def _print_result(result: workflow.EmbedResult, console: Console) -> None:
     table = result.slides
     tiles = sum(record.tiles for record in table.finished)
     print_line(

@@ -124,7 +124,7 @@ def _card_rows(card: EncoderCard) -> dict[str, str]:
         "precision": card.precision,
         "licence": card.licence,
         "access": _ACCESS_DETAILS[card.gate] + (f": {card.page}" if card.gate != "none" else ""),
-        "source": _source(card),
+        "source": _describe_source(card),
         "revision": card.revision or ("-" if card.packaged else "not pinned"),
         "SHA-256": card.sha256 or "not known",
         "notes": card.notes or "-",
@@ -143,14 +143,14 @@ def _check_rows(check: workflow.EncoderCheck) -> dict[str, str]:
     }
 
 
-def _source(card: EncoderCard) -> str:
+def _describe_source(card: EncoderCard) -> str:
     if card.packaged:
         return f"packaged with tapfm: {card.package_folder / card.file}"
     return f"{card.page} {card.file}" if card.page else f"{card.file}, not on the Hugging Face Hub"
 
 
 def _mpp_range(card: EncoderCard) -> str:
-    """Return '@0.5' or '@0.25-2', or an empty text if it is not documented."""
+    """Return '@0.5' or '@0.25-2', or an empty string if it is not documented."""
     return "@" + "-".join(f"{mpp:g}" for mpp in sorted({min(card.mpp), max(card.mpp)})) if card.mpp else ""
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tapfm.evaluation.metric_values import MetricValue
     from tapfm.workflows.evaluation_run import Evaluation
 
-_WIDE_TERMINAL = 150  # characters that the row of a target with all metrics needs
+_WIDE_TERMINAL = 150  # characters; narrower terminals show only the first metric
 
 
 @command(workflow.EvaluateOptions)
@@ -55,7 +55,7 @@ def evaluate(options: workflow.EvaluateOptions) -> None:
         raise typer.Exit(3)
 
 
-def _print_evaluation(evaluation: Evaluation, console: Console, stderr_console: Console) -> None:
+def _print_evaluation(evaluation: Evaluation, console: Console, stderr: Console) -> None:
     from tapfm.evaluation.metric_tables import MODEL, build_overview_table
     from tapfm.results.terminal import rich_table
     from tapfm.tasks.target import BASELINE
@@ -64,22 +64,22 @@ def _print_evaluation(evaluation: Evaluation, console: Console, stderr_console: 
     # all metrics are in metrics.md
     metrics = results.main_metrics if console.width >= _WIDE_TERMINAL else results.main_metrics[:1]
     console.print(rich_table(build_overview_table(results, metrics)))
-    _print_missing_metrics(results.select_metrics(MODEL).values(), stderr_console)
+    _print_missing_metrics(results.select_metrics(MODEL).values(), stderr)
     if BASELINE not in results.models:
-        print_line(stderr_console, results.baseline_note)
+        print_line(stderr, results.baseline_note)
     if results.failed:
         failed = format_count(len(results.failed), "slide")
-        print_line(stderr_console, f"{failed} failed. Reasons: {folder / 'failures.csv'}")
-    print_line(stderr_console, f"Results: {folder / 'metrics.md'} and {folder / 'roc.png'}")
+        print_line(stderr, f"{failed} failed. Reasons: {folder / 'failures.csv'}")
+    print_line(stderr, f"Results: {folder / 'metrics.md'} and {folder / 'roc.png'}")
     next_command = format_command("compare", folder, "OTHER", "--out", "comparison")
-    print_line(stderr_console, f"To compare it with another model: {next_command}")
+    print_line(stderr, f"To compare it with another model: {next_command}")
 
 
-def _print_missing_metrics(metrics: Iterable[MetricValue], stderr_console: Console) -> None:
+def _print_missing_metrics(metrics: Iterable[MetricValue], stderr: Console) -> None:
     reasons = dict.fromkeys(
         f"{each.target}: {each.estimate.reason}"
         for each in metrics
         if each.estimate.value is None and each.estimate.reason
     )
     for reason in reasons:
-        print_line(stderr_console, f"  Not computed for {reason}")
+        print_line(stderr, f"  Not computed for {reason}")

@@ -36,7 +36,7 @@ def inspect(
       tapfm inspect slides/ --write-cohort cohort.csv
       tapfm inspect cohort.csv --json
 
-    Exit code 3 if a slide has a problem, so that it cannot be tiled.
+    Exit code 3 if a slide has a problem and cannot be tiled.
     """
     inspections = workflow.inspect.run(options, stderr_console())
     if as_json:

@@ -84,7 +84,7 @@ app.command()(doctor)
 def main() -> None:
     """Run the command line. A TapfmError is printed as a message and a hint, without a traceback."""
     stop_with_parent()
-    # job schedulers send SIGTERM first; as an exception it lets commands save their results
+    # job schedulers send SIGTERM before they kill a process; SystemExit lets the command save its results
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         app()

@@ -120,7 +120,7 @@ def _describe_work(plan: StepPlan, shape: EncoderShape) -> str:
 
     minimum = minimum_passes(shape)
     overhead = plan.cost - plan.passes
-    slower = f"; small chunks and copies take as long as {overhead:.1f} more" if overhead >= 0.1 * plan.passes else ""
+    slower = f"; small chunks and copies add the time of {overhead:.1f} passes" if overhead >= 0.1 * plan.passes else ""
     ratio = f"{plan.passes / minimum:.2f} times the minimum of {minimum:.1f}"
     return f"{plan.passes:.1f} forward passes per tile, {ratio}{slower}"
 

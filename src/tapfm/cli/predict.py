@@ -54,7 +54,7 @@ def predict(options: workflow.PredictOptions) -> None:
         raise typer.Exit(3)
 
 
-def _print_predictions(predictions: Predictions, console: Console, stderr_console: Console) -> None:
+def _print_predictions(predictions: Predictions, console: Console, stderr: Console) -> None:
     from tapfm.prediction.folder import PREDICTIONS_CSV
     from tapfm.results.formatting import MISSING
     from tapfm.results.table import Column, Table, table_row
@@ -72,12 +72,10 @@ def _print_predictions(predictions: Predictions, console: Console, stderr_consol
     if len(predictions.slides) > _MAX_SLIDES:
         console.print(f"... and {format_count(len(predictions.slides) - _MAX_SLIDES, 'more slide')}")
     folder = predictions.folder.path
-    print_line(
-        stderr_console, f"Predicted {format_count(len(predictions.slides), 'slide')}: {folder / PREDICTIONS_CSV}"
-    )
+    print_line(stderr, f"Predicted {format_count(len(predictions.slides), 'slide')}: {folder / PREDICTIONS_CSV}")
     if predictions.failed:
         failed = format_count(len(predictions.failed), "slide")
-        print_line(stderr_console, f"{failed} failed. Reasons: {folder / 'failures.csv'}")
+        print_line(stderr, f"{failed} failed. Reasons: {folder / 'failures.csv'}")
         for line in group_hints((slide_id, each.hint) for slide_id, each in predictions.failed.items()):
-            print_line(stderr_console, f"  {line}")
-    print_line(stderr_console, f"To view them: {format_command('view', folder)}")
+            print_line(stderr, f"  {line}")
+    print_line(stderr, f"To view them: {format_command('view', folder)}")

@@ -48,7 +48,7 @@ def _print_cohort(cohort: workflow.SyntheticCohort, console: Console) -> None:
     from tapfm.synthetic.cohort_generation import COHORT_TABLES, README
 
     _print_table(cohort, console)
-    for line in _changed_prevalence(cohort):
+    for line in _describe_prevalence_changes(cohort):
         console.print(line)
     folder = cohort.folder
     print_line(console, f"Thumbnails: {folder / CONTACT_SHEET}. Description of the files: {folder / README}")
@@ -75,14 +75,14 @@ def _print_table(cohort: workflow.SyntheticCohort, console: Console) -> None:
     console.print(rich_table(Table([*columns, *(Column(f"{target} positive") for target in targets)], rows)))
 
 
-def _changed_prevalence(cohort: workflow.SyntheticCohort) -> list[str]:
+def _describe_prevalence_changes(cohort: workflow.SyntheticCohort) -> list[str]:
     """Return a message for each target whose number of positive slides differs from its prevalence."""
     from tapfm.synthetic.cohort_plan import MIN_PER_CLASS
 
     lines = []
     spec = cohort.spec
-    counts: dict[CohortName, int] = {"development": spec.slides, "external": spec.external}
-    for name, slides in counts.items():
+    slide_counts: dict[CohortName, int] = {"development": spec.slides, "external": spec.external}
+    for name, slides in slide_counts.items():
         for target in spec.targets:
             prevalence = target.prevalence[name]
             expected = round(prevalence * slides)

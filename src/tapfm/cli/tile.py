@@ -38,19 +38,20 @@ def tile(options: workflow.TileOptions) -> None:
     Output files:
       patches/ID_patches.h5   coordinates of the tiles
       overlays/ID.png         image of tissue, tiles and removed tiles
-      tissue/ID.geojson       tissue for QuPath; correct it, use --tissue-mask
+      tissue/ID.geojson       tissue for QuPath, to edit for --tissue-mask
       index.html              all overlays on one page
       summary.csv             one row per slide
       failures.csv            failed slides, with reason and hint
 
-    Exit code 3 if slides failed; the others are finished.
+    Exit code 3 if more slides failed than --allow-failures; the others are
+    tiled.
     """
     table = workflow.tile.run(options, stderr_console())
-    _print_tiled(table, stdout_console())
+    _print_result(table, stdout_console())
     raise typer.Exit(table.exit_code(options.only or None, options.allow_failures))
 
 
-def _print_tiled(table: SlideTable[TileRecord], console: Console) -> None:
+def _print_result(table: SlideTable[TileRecord], console: Console) -> None:
     from tapfm.tiles.cohort_tiling import find_unrelated_tile_files
 
     tiles = sum(record.tiles for record in table.ordered)

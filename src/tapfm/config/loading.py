@@ -12,7 +12,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from tapfm.aggregators.catalog import AGGREGATORS
-from tapfm.config.problems import SettingPath, describe_invalid_values, find_contradictions
+from tapfm.config.problems import SettingPath, describe_invalid_values, find_problems
 from tapfm.config.recipes import Method, Recipe, recipe_settings
 from tapfm.config.settings import RunConfig, Section
 from tapfm.encoders.card import EncoderCard
@@ -54,7 +54,7 @@ def read_toml(file: Path, create_command: str) -> dict[str, Any]:
         raise InputError(f"{file} cannot be read ({error.strerror}).", hint="Pass the path of a TOML file.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(
-            f"{file} is not a valid TOML file: {error}.", hint='Fix this line. Texts need quotes, for example "uni".'
+            f"{file} is not a valid TOML file: {error}.", hint='Fix this line. Strings need quotes, for example "uni".'
         ) from error
 
 
@@ -85,12 +85,12 @@ def resolve_config(tables: Mapping[str, Any], where: str = "The configuration") 
         if not problems and isinstance(filled.get("encoder", {}).get("name"), str):
             merge_tables(filled, {"encoder": {"name": card.key}})  # the canonical spelling
         try:
-            # Strict JSON validation: "5" is not a number and 1 is not true, but a text is a path and a list is a tuple.
+            # Strict JSON validation: "5" is not a number and 1 is not true, but strings become paths, lists tuples.
             config = RunConfig.model_validate_json(json.dumps(filled, default=str), strict=True)
         except ValidationError as error:
             problems += describe_invalid_values(error, list(list_settings()))
         else:
-            problems += find_contradictions(config)
+            problems += find_problems(config)
             if not problems:
                 return config
     raise make_problems_error(where, problems, hint="To see all settings with descriptions: tapfm config")
@@ -150,7 +150,7 @@ def _add_defaults(tables: Mapping[str, Any], card: EncoderCard) -> dict[str, Any
 
 
 def _add_override(tables: dict[str, Any], override: str) -> None:
-    """Parse `section.key=value` and add it to tables. A value that is not valid TOML is a text."""
+    """Parse `section.key=value` and add it to tables. A value that is not valid TOML is read as a string."""
     name, equals, text = override.partition("=")
     parts = name.strip().split(".")
     if not equals or not all(parts):

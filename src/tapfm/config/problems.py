@@ -32,7 +32,7 @@ def describe_invalid_values(error: ValidationError, settings: Sequence[SettingPa
         elif each["type"] == "json_invalid":
             name, message = "a name", "is not valid UTF-8 and cannot be written to a file"
         else:
-            message = "input should have one more item" if each["type"] == "missing" else message
+            message = "input should have more items" if each["type"] == "missing" else message
             values[name] = f"; got {each['input']!r}"
         problems.setdefault(name, []).append(message)
     return [
@@ -52,10 +52,10 @@ def suggest_setting(path: SettingPath, settings: Sequence[SettingPath]) -> str:
     return f"; did you mean {' or '.join('.'.join(setting) for setting in suggested)}?" if suggested else ""
 
 
-def find_contradictions(config: RunConfig) -> Iterator[str]:
-    """Yield the problems of settings that are valid on their own but contradict each other."""
+def find_problems(config: RunConfig) -> Iterator[str]:
+    """Yield problems that type checks do not find: unknown names, and settings that contradict each other."""
     method, optimiser, schedule = config.adaptation.method, config.optimiser, config.schedule
-    yield from _aggregator_problems(config)
+    yield from _find_aggregator_problems(config)
     if method != "tapfm" and config.adaptation.lambda_ != 0:
         yield f"adaptation.lambda: must be 0 with method {method}; got {config.adaptation.lambda_:g}"
     if method == "fixed" and config.tiles.features is None:
@@ -85,7 +85,7 @@ def find_contradictions(config: RunConfig) -> Iterator[str]:
         yield f"adaptation.scope: {error.message} {error.hint}"
 
 
-def _aggregator_problems(config: RunConfig) -> Iterator[str]:
+def _find_aggregator_problems(config: RunConfig) -> Iterator[str]:
     """Yield the problems of an aggregator that is unknown, does not support the method, or has invalid options."""
     try:
         aggregator = find_aggregator_card(config.aggregator.name)

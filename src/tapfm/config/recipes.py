@@ -11,7 +11,7 @@ Method = Literal["tapfm", "finetune", "fixed"]
 Settings = dict[str, dict[str, Any]]
 
 # The paper samples 300 tiles with UNI, 100 with GigaPath and 75 with H-optimus-0, which is what fits its GPU. Other
-# encoders get the number of the cheapest of these encoders that costs at least as much per tile.
+# encoders use the number of the next more expensive of these three, or 75 if they cost more than all of them.
 _TILES_BY_GFLOPS = ((165.0, 300), (460.0, 100), (float("inf"), 75))
 
 # The paper's learning rates are for encoders with 300 million parameters or more, trained on thousands of slides. The
@@ -21,16 +21,16 @@ _PACKAGED_ENCODER_RATES = {"encoder_lr": 1e-4, "aggregator_lr": 1e-3}
 
 def recipe_settings(recipe: Recipe, card: EncoderCard, method: Method, epochs: int | None = None) -> Settings:
     """Return the settings of a recipe for an encoder, a method and, if given, a number of epochs."""
-    settings = _paper(card, method)
+    settings = _paper_settings(card, method)
     if recipe == "reference":
-        for section, values in _reference(epochs or settings["schedule"]["epochs"]).items():
+        for section, values in _reference_settings(epochs or settings["schedule"]["epochs"]).items():
             settings[section] |= values
     if card.packaged:
         settings["optimiser"] |= _PACKAGED_ENCODER_RATES
     return settings
 
 
-def _paper(card: EncoderCard, method: Method) -> Settings:
+def _paper_settings(card: EncoderCard, method: Method) -> Settings:
     """Return the settings of the paper's protocol."""
     return {
         "aggregator": {"name": "cls-attention" if method == "tapfm" else "abmil"},
@@ -55,7 +55,7 @@ def _paper(card: EncoderCard, method: Method) -> Settings:
     }
 
 
-def _reference(epochs: int) -> Settings:
+def _reference_settings(epochs: int) -> Settings:
     """Return the settings of the authors' scripts that differ from the paper."""
     return {
         "task": {"weighting": "reference"},

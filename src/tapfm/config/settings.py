@@ -10,19 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from tapfm.config.recipes import Method, Recipe
 
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
 Fraction = Annotated[float, Field(ge=0, le=1)]
-
-
 Count = Annotated[int, Field(ge=1)]
 
 
 class Section(BaseModel):
-    """A table of RUN.toml."""
+    """A table of RUN.toml or STUDY.toml."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -90,17 +84,17 @@ class AdaptationSection(Section):
         'trainable part of the encoder: "full", "last:4" (last 4 blocks) or "lora:16" (LoRA of rank 16)', default="full"
     )
     lambda_: NotNegative = setting("weight of the attention loss", alias="lambda")
-    beta: NotNegative = setting("weight of the cosine term")
+    beta: NotNegative = setting("weight of the cosine loss; 0: not used")
     cosine: Literal["paper", "descending"] = setting(
-        "cosine term: paper (1 - cos, as published) or descending (1 + cos)", default="paper"
+        "form of the cosine loss: paper (1 - cos, as published) or descending (1 + cos)", default="paper"
     )
     tau: Positive = setting("temperature of the tile weights")
     bag_gradient: Literal["before", "after", "joint"] = setting(
-        "compute the encoder's gradient before or after the aggregator's update; joint: update the encoder first "
-        "(the paper argues against it)",
+        "when the encoder's gradient is computed: before or after the aggregator's update; joint: the encoder is "
+        "updated first (the paper argues against it)",
         default="before",
     )
-    tiles_per_slide: Count | Literal["all"] = setting("tiles sampled from each slide, anew in every epoch")
+    tiles_per_slide: Count | Literal["all"] = setting("tiles sampled from each slide, again in every epoch")
     backward_tiles: Annotated[int, Field(ge=0)] = setting(
         "backpropagate through a random subset of this many sampled tiles, reweighted; 0: all", default=0
     )
@@ -120,7 +114,9 @@ class HeadSection(Section):
     """The linear classification head."""
 
     layer_norm: bool = setting("apply LayerNorm before the head")
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = setting("0.1 changes a label of 1 to 0.95")
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = setting(
+        "label smoothing: 0.1 changes the labels 0 and 1 to 0.05 and 0.95"
+    )
 
 
 class OptimiserSection(Section):
@@ -142,7 +138,7 @@ class ScheduleSection(Section):
 
     epochs: Count = setting("passes over the training slides")
     first_cycle: Count = setting("epochs until the first restart")
-    cycle_factor: Count = setting("each cycle is this many times longer than the previous one")
+    cycle_factor: Count = setting("each cycle is this many times as long as the previous one")
     encoder_lr_min: NotNegative = setting("minimum learning rate of the encoder")
     aggregator_lr_min: NotNegative = setting("minimum learning rate of the aggregator")
 
@@ -180,7 +176,9 @@ class MachineSection(Section):
     compile: bool | Literal["auto"] = setting(
         "compile the encoder blocks with torch.compile; auto: on a GPU", default="auto"
     )
-    tf32: bool = setting("multiply float32 matrices in TensorFloat-32: faster, about three digits", default=False)
+    tf32: bool = setting(
+        "multiply float32 matrices in TensorFloat-32: faster, but only about three significant digits", default=False
+    )
     workers: Annotated[int, Field(ge=0)] | Literal["auto"] = setting(
         "worker processes that read tiles; auto: one per core", default="auto"
     )

@@ -37,19 +37,21 @@ class SlidesSection(Section):
 class ProbeSection(Section):
     """An unrelated task on tiles, for the forgetting study."""
 
-    tiles: Path = setting("a folder with one folder of images per class, or train/ and test/ with such folders")
-    seed: Seed = setting("random choice of the test tiles, if there is no test/", default=0)
+    tiles: Path = setting(
+        "folder with one subfolder of images per class, or with train/ and test/ that have such subfolders"
+    )
+    seed: Seed = setting("random seed for choosing the test tiles, if the folder has no test/", default=0)
 
 
 class Variant(Section):
-    """One variant of the settings."""
+    """Named changes to the settings of RUN.toml, to compare with other variants."""
 
     name: str = setting("name in tables and folders")
     settings: dict[str, Any] = setting("settings of RUN.toml that this variant changes", default_factory=dict)
 
 
 class StudyConfig(Section):
-    """A study: encoders x regimes x aggregators x variants x folds x seeds."""
+    """A study: all combinations of encoders, regimes, aggregators, variants, folds and seeds."""
 
     name: str = setting("title of the study in its tables")
     report: ReportKind = setting(
@@ -89,7 +91,7 @@ class StudyConfig(Section):
 
     @property
     def allow_failures(self) -> int:
-        """Maximum number of failed slides of a run or evaluation that is used."""
+        """Number of slides that may fail in a run or an evaluation. If more fail, its results are not used."""
         return int(self.settings.get("machine", {}).get("allow_failures", 0))
 
     def as_tables(self) -> dict[str, Any]:
@@ -116,7 +118,7 @@ def resolve_study(tables: Mapping[str, Any], where: str = "The study") -> StudyC
         problems = describe_invalid_values(error, list(_list_study_settings()))
     else:
         config, problems = _normalise_encoders(config)
-        problems += _contradictions(config)
+        problems += _find_problems(config)
         if not problems:
             return config
     raise make_problems_error(where, problems, hint=f"To create an example: {_WRITE_PRESET}")
@@ -146,7 +148,7 @@ def _normalise_encoders(config: StudyConfig) -> tuple[StudyConfig, list[str]]:
     return config.model_copy(update={"encoders": [keys[name] for name in config.encoders], "weights": weights}), []
 
 
-def _contradictions(config: StudyConfig) -> Iterator[str]:
+def _find_problems(config: StudyConfig) -> Iterator[str]:
     """Yield the problems of settings that are unknown, listed twice, or contradict each other."""
     listed: dict[str, list[Any]] = {
         "targets": config.targets,
@@ -179,7 +181,7 @@ def _contradictions(config: StudyConfig) -> Iterator[str]:
     if config.report == "stability":
         orders = {each.settings.get("adaptation", {}).get("bag_gradient") for each in config.variants}
         if not {"before", "after", "joint"} <= orders:
-            yield "variants: a stability study needs adaptation.bag_gradient before, after and joint"
+            yield "variants: a stability study needs variants with adaptation.bag_gradient before, after and joint"
     yield from _find_unknown_settings(config)
 
 

@@ -68,7 +68,9 @@ def _relative_path(path: Path, folder: Path | None) -> str:
     """Return a path relative to a folder; absolute paths stay absolute."""
     if path.is_absolute() or folder is None:
         return path.as_posix()
-    return Path(os.path.relpath(path, folder.resolve())).as_posix()  # resolved, as .. follows symbolic links
+    return Path(
+        os.path.relpath(path, folder.resolve())
+    ).as_posix()  # resolved, because ".." does not undo a symbolic link
 
 
 def _format_commented(tables: Mapping[str, Any]) -> str:
@@ -109,7 +111,7 @@ def format_config(config: RunConfig) -> str:
 
 
 def format_toml(tables: Mapping[str, Any]) -> str:
-    """Return tables of settings as TOML. Nested tables are inline tables."""
+    """Return tables of settings as TOML. Nested tables are written as inline tables."""
     lines = [f"{key} = {format_toml_value(value)}" for key, value in tables.items() if not isinstance(value, Mapping)]
     for name, table in tables.items():
         if isinstance(table, Mapping):

@@ -57,7 +57,7 @@ def run_slides(
     workers: int,
     claims: SlideClaims | None = None,
     pool: WorkerPool | None = None,
-    crash_hint: Callable[[Job], str] = lambda _: "If the machine ran out of memory, use fewer --workers.",
+    crash_hint: Callable[[Job], str] = lambda _: "If the machine ran out of memory, reduce --workers.",
 ) -> Generator[tuple[str, Result | Failure], None, None]:
     """Run a function on each slide's job in worker processes; yield (slide_id, result) as they finish.
 
@@ -81,10 +81,10 @@ def run_slides(
 
 def catch_failures(function: Callable[[Job], Result]) -> Callable[[Job], Result | Failure]:
     """Wrap a function so that it returns a Failure instead of raising. The result can be pickled."""
-    return partial(_call_catching, function)
+    return partial(_call_and_catch, function)
 
 
-def _call_catching(function: Callable[[Job], Result], job: Job) -> Result | Failure:
+def _call_and_catch(function: Callable[[Job], Result], job: Job) -> Result | Failure:
     start = time.monotonic()
     try:
         return function(job)
@@ -235,7 +235,7 @@ class SlideTable(Generic[Record]):
                 self.save()
         except OSError as error:
             raise InputError(
-                f"{self.folder} cannot be written ({error}).",
+                f"{self.folder} cannot be written to ({error}).",
                 hint=f"Check free disk space and permissions, or choose another folder with --out. {RESUME_HINT}",
             ) from error
 

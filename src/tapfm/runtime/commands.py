@@ -25,12 +25,12 @@ _MAX_REASON_CHARACTERS = 500
 def run_child_command(
     arguments: Sequence[str],
     log: Path,
-    check: Callable[[], int | None],
+    poll: Callable[[], int | None],
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> int:
     """Run `tapfm ARGUMENTS`, append its output to a log file, and return its exit code.
 
-    check: called several times per second. The first signal number that it returns is sent to the child. Later ones are
+    poll: called several times per second. The first signal number that it returns is sent to the child. Later ones are
         not, because a second signal stops the child before it can save.
     environment: defaults of environment variables; those of the user take precedence.
 
@@ -53,7 +53,7 @@ def run_child_command(
             while True:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     return process.wait(POLL_INTERVAL_S)
-                number = check()
+                number = poll()
                 if number is not None and not signalled:
                     process.send_signal(number)
                     signalled = True
@@ -66,8 +66,8 @@ def run_child_command(
                 process.wait()
 
 
-def failure_reason(code: int, log: Path, since_bytes: int) -> str:
-    """Return why a command failed: its error message, or else its exit status and its last line of output.
+def failure_reason(exit_code: int, log: Path, since_bytes: int) -> str:
+    """Return why a command failed: its error message, or else its exit code and its last line of output.
 
     since_bytes: size of the log before the command started.
     """
@@ -82,7 +82,7 @@ def failure_reason(code: int, log: Path, since_bytes: int) -> str:
             .strip()[:_MAX_REASON_CHARACTERS]
         )
     last = next((line.strip() for line in reversed(lines) if line and not line.startswith("$ ")), "")
-    return f"{describe_exit(code)}{f': {last}' if last else ''}"[:_MAX_REASON_CHARACTERS]
+    return f"{describe_exit(exit_code)}{f': {last}' if last else ''}"[:_MAX_REASON_CHARACTERS]
 
 
 def stop_with_parent() -> None:

@@ -63,7 +63,7 @@ def choose_precision(text: str, device: torch.device) -> torch.dtype | None:
 
 
 def set_float32_precision(*, tf32: bool) -> None:
-    """Set whether a GPU multiplies float32 matrices in TensorFloat-32, which is faster and has about three digits."""
+    """Set whether float32 matrix products use TensorFloat-32: faster, but only about three significant digits."""
     import torch
 
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
@@ -71,6 +71,6 @@ def set_float32_precision(*, tf32: bool) -> None:
 
 
 def check_precision(text: str) -> None:
-    """Raise UnknownNameError if this is not a precision."""
+    """Raise UnknownNameError if the precision is unknown."""
     if text not in PRECISIONS:
         raise UnknownNameError.with_suggestions("precision", text, PRECISIONS, see=", ".join(PRECISIONS))

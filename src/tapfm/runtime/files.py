@@ -54,7 +54,7 @@ def raise_if_disk_full(error: OSError, path: Path) -> None:
         previous = " The previous version of this file is intact." if path.exists() else ""
         raise DiskFullError(
             f"The disk is full: {path} could not be written.{previous}",
-            hint="Free some space, then run the same command again (tapfm train and tapfm predict: with --resume).",
+            hint="Free some space, then run the same command again, with --resume if it has this option.",
         ) from error
 
 

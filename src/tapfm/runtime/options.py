@@ -8,7 +8,7 @@ class TileOptions:
     workers: Annotated[int | None, Option("Worker processes.", default="one per core")] = None
 
 @command_function(TileOptions)
-def tile(options: TileOptions, console: Console) -> Tiled: ...
+def tile(options: TileOptions, console: Console) -> SlideTable: ...
 
 tile("cohort.csv", out="tiles")                         # from Python
 tile.run(TileOptions("cohort.csv", out="tiles"), console)   # from the command line
@@ -58,8 +58,8 @@ class Option:
 def options(cls: type[Class]) -> type[Class]:
     """Turn a class into a frozen dataclass that converts and checks its values.
 
-    A text becomes a path, and a list or a single value becomes a tuple. A value of the wrong type or outside the limits
-    of its option raises InputError. Then the method `check` of the class is called, if there is one.
+    A string becomes a path, and a list or a single value becomes a tuple. A value of the wrong type or outside the
+    limits of its option raises InputError. Then the method `check` of the class is called, if there is one.
     """
     check = cls.__dict__.get("check")
 

@@ -13,17 +13,17 @@ OUTPUT_MARKER = ".tapfm-output"  # marks the output folders of tapfm; contains t
 
 
 @contextmanager
-def lock_folder(folder: Path, command: str, other_folder: str = "choose another folder with --out") -> Iterator[None]:
+def lock_folder(folder: Path, command: str, alternative: str = "choose another folder with --out") -> Iterator[None]:
     """Lock an output folder for one process of one command. Raises InputError if it is in use or has other content.
 
-    The lock is released when the process exits for any reason. other_folder: the alternative offered in hints.
+    The lock is released when the process exits for any reason. alternative: what hints offer instead of this folder.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / OUTPUT_MARKER).open("a+")
     except OSError as error:
         raise InputError(
-            f"{folder} cannot be written to ({error}).", hint=f"{other_folder[0].upper()}{other_folder[1:]}."
+            f"{folder} cannot be written to ({error}).", hint=f"{alternative[0].upper()}{alternative[1:]}."
         ) from error
     with lock:
         try:
@@ -34,7 +34,7 @@ def lock_folder(folder: Path, command: str, other_folder: str = "choose another 
             pass  # Windows
         except BlockingIOError as error:
             raise InputError(
-                f"Another {command} is running in {folder}.", hint=f"Wait until it has finished, or {other_folder}."
+                f"Another {command} is running in {folder}.", hint=f"Wait until it has finished, or {alternative}."
             ) from error
         except OSError:
             pass  # the file system has no locks
@@ -43,7 +43,7 @@ def lock_folder(folder: Path, command: str, other_folder: str = "choose another 
         if writer not in ("", command):
             raise InputError(
                 f"{folder} contains the output of {writer}; {command} cannot write to it.",
-                hint=f"{other_folder[0].upper()}{other_folder[1:]}.",
+                hint=f"{alternative[0].upper()}{alternative[1:]}.",
             )
         if not writer:
             lock.write(command)

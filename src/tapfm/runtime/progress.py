@@ -28,9 +28,9 @@ def make_progress_bars(console: Console, *, transient: bool = False) -> Progress
     )
 
 
-def print_failure(console: Console, slide_id: str, reason: str) -> None:
-    """Print that a slide failed, above the progress bars."""
-    console.print(Text.assemble(("failed ", "red"), f"{slide_id}: {reason}"), soft_wrap=True)
+def print_failure(console: Console, name: str, reason: str) -> None:
+    """Print that a slide or a step failed, above the progress bars."""
+    console.print(Text.assemble(("failed ", "red"), f"{name}: {reason}"), soft_wrap=True)
 
 
 class SlideProgress:
@@ -55,7 +55,8 @@ class SlideProgress:
         self._console, self._description, self._note = console, description, note
         self._slides, self._tiles = slides, tiles
         self._slides_done = self._failed = self._tiles_done = 0
-        self._tiles_handled = self._tiles_of_finished = 0  # processed or unreadable: all, and those of finished slides
+        self._tiles_handled = 0  # processed or unreadable
+        self._tiles_of_finished = 0  # of these, the tiles of finished slides
         self._bars = make_progress_bars(console, transient=transient)
         self._bar = self._bars.add_task(description, total=slides if tiles is None else tiles, note="")
         self._start = self._printed = time.monotonic()

@@ -25,6 +25,7 @@ class Step:
     arguments: arguments of the tapfm command; empty if `function` is called instead.
     log: file for the command's output.
     group: the run or cohort that the step belongs to, if any.
+    title: heading that a display may print instead of the key.
     files: output files. The step is done if all of them exist, unless `check_done` is given.
     check_done: returns whether the step is done.
     needs: keys of the steps that must be done first.
@@ -60,11 +61,11 @@ class Step:
 
 @dataclass(frozen=True)
 class StepResult:
-    """Outcome of a step. `error` is the exception if the step ran in this process."""
+    """Result of a step. `error` is the exception if the step ran in this process."""
 
     state: State
     reason: str = ""
-    code: int = field(default=0, compare=False)
+    code: int = field(default=0, compare=False)  # exit code
     seconds: float = field(default=0.0, compare=False)
     error: TapfmError | None = field(default=None, compare=False)
 
@@ -79,7 +80,7 @@ class StepDisplay(Protocol):
         """Show the progress of running steps; called several times per second while a child process runs."""
 
     def finish(self, step: Step, result: StepResult) -> None:
-        """Show the outcome of a step, also of one that could not run."""
+        """Show the result of a step, including steps that could not run."""
 
 
 class StepRunner:
@@ -120,21 +121,23 @@ class StepRunner:
                     ready = [step for step in waiting if unfinished.isdisjoint(step.needs)]
                     for step in ready[: self._jobs - len(running)] if self._signal_number() is None else []:
                         waiting.remove(step)
-                        if blocked := self._find_blocker(step):
+                        if blocked := self._result_if_blocked(step):
                             self._finish(step, blocked)
                         else:
                             self._display.start(step)
                             running[executor.submit(self._run_step, step)] = step
                     finished, _ = wait(running, POLL_INTERVAL_S, FIRST_COMPLETED)
-                    self._check()
+                    self._poll()
                     for future in finished:
                         self._finish(running.pop(future), future.result())
-            except BaseException:  # such as a second signal; the executor still waits for its threads
+            except (
+                BaseException
+            ):  # such as SystemExit at a second signal; threads must stop, as the executor waits for them
                 self._stop_now.set()
                 raise
         return self._results
 
-    def _find_blocker(self, step: Step) -> StepResult | None:
+    def _result_if_blocked(self, step: Step) -> StepResult | None:
         """Return the result of a step that cannot run, or None if it can."""
         if step.problem:
             return StepResult("failed", step.problem)
@@ -159,7 +162,7 @@ class StepRunner:
         if step.function is not None:
             step.function()
         else:
-            code = self._run_command(step, self._check)
+            code = self._run_command(step, self._poll)
         if code == 0 and step.is_done():
             return StepResult("done")
         if self._signal_number() is not None:
@@ -168,7 +171,8 @@ class StepRunner:
             return StepResult("failed", "the command reported no error, but its output files are missing")
         return StepResult("failed", failure_reason(code, step.log, log_bytes), code)
 
-    def _check(self) -> int | None:
+    def _poll(self) -> int | None:
+        """Update the display and return a received stop signal. Raises SystemExit to stop immediately."""
         if self._stop_now.is_set():
             raise SystemExit
         if threading.current_thread() is threading.main_thread():

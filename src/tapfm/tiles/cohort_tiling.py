@@ -107,7 +107,7 @@ def tile_cohort(
 def _format_crash_hint(job: TilingJob) -> str:
     return (
         f"Inspect the slide: {format_command('inspect', job.row.path)}. "
-        "If the machine ran out of memory, use fewer --workers."
+        "If the machine ran out of memory, reduce --workers."
     )
 
 

@@ -39,7 +39,7 @@ class BenchOptions:
         Option(
             "Cohort table: read tiles from these slides, and estimate durations for this cohort. Needs --tiles.",
             metavar="CSV",
-            default="a synthetic slide, and the size of the paper's cohort",
+            default="a synthetic slide; durations are estimated for the paper's cohort",
         ),
     ] = None
     tiles: Annotated[

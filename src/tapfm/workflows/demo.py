@@ -41,7 +41,7 @@ class DemoOptions:
 
     @property
     def folder(self) -> Path:
-        """Output folder."""
+        """Output folder: `out`, or a default that depends on the size."""
         return self.out or Path("demo" if self.size.name == "demo" else f"demo-{self.size.name}")
 
     def check(self) -> None:

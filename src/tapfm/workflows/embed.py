@@ -84,7 +84,7 @@ class EmbedOptions:
             raise InputError(f"{self.out} is a file, not a folder.", hint="Choose another folder with --out.")
         if self.out.resolve() == self.tiles.resolve():
             raise InputError(
-                f"--out and --tiles are the same folder, {self.out}, which has a summary.csv already.",
+                f"--out and --tiles are the same folder, {self.out}, but both need their own summary.csv.",
                 hint="Choose another folder, for example: --out features",
             )
 

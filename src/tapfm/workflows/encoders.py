@@ -73,7 +73,7 @@ class EncoderList:
 
 @command_function(EncodersOptions)
 def encoders(options: EncodersOptions, console: Console) -> EncoderList:
-    """Return the cards of all encoders, or of one, and check whether it can be loaded."""
+    """Return the cards of all encoders, or of one. With --check, also load that encoder and encode a tile."""
     from tapfm.encoders.catalog import find_encoder_card, load_encoder_cards
 
     if options.name is None:

@@ -52,7 +52,7 @@ class EvaluateOptions:
     sensitivity: Annotated[
         float,
         Option(
-            "Also report the threshold that reaches this sensitivity, from 0 to 1, on the validation slides.",
+            "Also report the threshold that reaches this sensitivity (0 to 1) on the validation slides.",
             metavar="S",
         ),
     ] = 0.9
@@ -67,7 +67,7 @@ class EvaluateOptions:
     colours: Annotated[
         Path | None,
         Option(
-            "File for the colours of the slides, which several evaluations can share to save time.",
+            "File with the slide colours for the colour baseline. Several evaluations can share it to save time.",
             metavar="FILE",
             default="colours.csv in --out",
         ),

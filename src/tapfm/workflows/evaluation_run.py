@@ -57,7 +57,7 @@ class Evaluation:
 
     @property
     def failed(self) -> dict[str, str]:
-        """Reason by slide id of the slides that could not be evaluated."""
+        """Failed slides: the reason by slide_id."""
         return dict(self.results.failed)
 
     @property
@@ -71,7 +71,7 @@ class Evaluation:
 
 
 def run_evaluation(
-    path: Path,
+    model_path: Path,
     request: EvaluationRequest,
     settings: EvaluationSettings,
     folder: Path,
@@ -82,8 +82,8 @@ def run_evaluation(
     resume: bool,
     console: Console,
 ) -> Evaluation:
-    """Evaluate a run, an export or an ensemble. Raises `Interrupted` after a signal."""
-    model = open_model_folder(path)
+    """Evaluate a run, an export or an ensemble, and write the results. Raises `Interrupted` after a signal."""
+    model = open_model_folder(model_path)
     data = read_evaluated_slides(model, request)
     unfinished = [
         f"The training of {member.folder} is not finished; the best epoch so far is evaluated."
@@ -93,13 +93,13 @@ def run_evaluation(
     config = model.config
     settings = replace(settings, unit=settings.unit or ("slide" if config is None else config.selection.unit))
     columns = {name: {slide.row.slide_id: slide.column(name) for slide in data.slides} for name in settings.by}
-    groups, cuts = build_subgroups(columns)
+    groups, subgroup_notes = build_subgroups(columns)
     description = _describe_evaluation(model, data, settings)
     with lock_folder(folder, "tapfm evaluate"), StopSignalHandler(console.print) as stop:
         remove_unfinished(folder)
-        _start_folder(folder, description, resume=resume)
+        _prepare_folder(folder, description, resume=resume)
         if colours is not None:
-            load_or_create_colour_table(colours)  # raises before slides are read if the file cannot be used
+            load_or_create_colour_table(colours)  # fail before slides are read if --colours cannot be used
         _print_start(model, data, [*unfinished, *data.notes], console)
         try:
             predictions, failed, skipped = _predict(model, data, folder, device, workers, stop.signal_number, console)
@@ -126,7 +126,7 @@ def run_evaluation(
         )
         results = replace(
             results,
-            notes=(*unfinished, *data.notes, *cuts),
+            notes=(*unfinished, *data.notes, *subgroup_notes),
             failed=failed,
             tiles_skipped=sum(len(each.tiles) for each in skipped.values()),
         )
@@ -151,10 +151,11 @@ def _describe_evaluation(model: ModelFolder, data: EvaluatedSlides, settings: Ev
     }
 
 
-def _start_folder(folder: Path, description: dict[str, Any], *, resume: bool) -> None:
+def _prepare_folder(folder: Path, description: dict[str, Any], *, resume: bool) -> None:
     """Write evaluation.json.
 
-    Raises RunError if the folder has an evaluation and `resume` is false, or one of another model or of other slides.
+    Raises RunError if the folder already contains an evaluation, unless `resume` is true and its model and slides are
+    the same.
     """
     path = folder / _DESCRIPTION
     if path.exists():

@@ -50,8 +50,8 @@ class PredictOptions:
     sensitivity: Annotated[
         float | None,
         Option(
-            "Call slides positive above the threshold that reaches this sensitivity, from 0 to 1, on the validation "
-            "slides.",
+            "Threshold above which a slide is called positive: the one that reaches this sensitivity (0 to 1) on the "
+            "validation slides.",
             metavar="S",
             default="the threshold with the highest Youden index",
         ),

@@ -26,7 +26,7 @@ class ProbeOptions:
         ),
     ]
     out: Annotated[Path, Option("JSON file for the results.", metavar="FILE")]
-    seed: Annotated[int, Option("Random seed of the choice of test tiles, if there is no test/.", at_least=0)] = 0
+    seed: Annotated[int, Option("Random seed for choosing the test tiles, if --tiles has no test/.", at_least=0)] = 0
     device: Device = "auto"
 
 

@@ -63,7 +63,7 @@ class ReportOptions:
     force: Annotated[bool, Option("Overwrite --out even if it is not a report of tapfm.")] = False
 
     def check(self) -> None:
-        """Raise InputError if the maximum size is not a number."""
+        """Raise InputError if the maximum size is infinite or NaN."""
         if not math.isfinite(self.max_image_mb):
             raise InputError(
                 f"--max-image-mb must be a number of megabytes; got {self.max_image_mb}.",

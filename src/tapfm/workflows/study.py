@@ -95,7 +95,7 @@ class StudyOptions:
     probe_tiles: Annotated[
         Path | None,
         Option(
-            "With --preset forgetting: folder with one subfolder of tile images per class, of another task.",
+            "With --preset forgetting: tile images of another task, a folder with one subfolder per class.",
             metavar="DIR",
         ),
     ] = None
@@ -235,14 +235,13 @@ def run_study(options: StudyOptions, console: Console) -> tuple[StudyResult, ...
     if options.tables:
         return tuple(_write_tables(config, folder, console) for folder, config in studies.items())
     assert options.out is not None
-    resume_command = None
+    resume_hint = None
     if options.mini:
         _prepare_mini(options.preset or "", studies, options.out, resume=options.resume, console=console)
         if options.preset == "all":
-            resume_command = format_command(
-                "study", "--preset", "all", "--scale", "mini", "--out", options.out, "--resume"
-            )
-    return tuple(_run_steps(config, folder, options, resume_command, console) for folder, config in studies.items())
+            arguments = ("--preset", "all", "--scale", "mini", "--out", options.out, "--resume")
+            resume_hint = format_command("study", *arguments)
+    return tuple(_run_steps(config, folder, options, resume_hint, console) for folder, config in studies.items())
 
 
 def _write_preset(path: Path, text: str) -> None:
@@ -251,7 +250,8 @@ def _write_preset(path: Path, text: str) -> None:
     try:
         write_atomically(path, text.encode())
     except OSError as error:
-        raise InputError(f"{path} cannot be written ({error.strerror}).", hint="Choose another file.") from error
+        hint = "Choose another file with --write."
+        raise InputError(f"{path} cannot be written ({error.strerror}).", hint=hint) from error
 
 
 def _find_studies(options: StudyOptions, preset_options: PresetOptions) -> dict[Path, StudyConfig]:
@@ -317,7 +317,7 @@ def _run_steps(
     config: StudyConfig, out: Path, options: StudyOptions, resume_hint: str | None, console: Console
 ) -> StudyResult:
     """Run the unfinished steps of one study, and write its tables."""
-    # imported before the runs, because another version of tapfm may be installed while they take days
+    # imported first, because tapfm may be updated before the runs finish
     import tapfm.study.report  # noqa: F401
     from tapfm.study.runner import resume_command, run_study_steps
     from tapfm.study.runs import list_runs, select_runs

@@ -33,7 +33,7 @@ class SynthOptions:
     difficulty: Annotated[
         str,
         Option(
-            "easy, medium or hard: fewer tiles with a signal, a weaker signal, and more tiles that look similar to it."
+            "easy, medium or hard. Harder: fewer tiles with a signal, a weaker signal, more tiles that resemble it."
         ),
     ] = "medium"
     prevalence: Annotated[
@@ -62,7 +62,7 @@ class SynthOptions:
 
 @dataclass(frozen=True)
 class SyntheticCohort:
-    """A generated cohort."""
+    """Folder, specification and slides of a generated cohort."""
 
     folder: Path
     spec: CohortSpec

@@ -52,8 +52,8 @@ class TileOptions:
             metavar="PATH",
         ),
     ] = None
-    keep_pen: Annotated[bool, Option("Keep tiles with pen marks, which are removed by default.")] = False
-    keep_blur: Annotated[bool, Option("Keep tiles that are out of focus, which are removed by default.")] = False
+    keep_pen: Annotated[bool, Option("Keep tiles with pen marks. By default they are removed.")] = False
+    keep_blur: Annotated[bool, Option("Keep tiles that are out of focus. By default they are removed.")] = False
     layout: Annotated[str, Option("Layout of the HDF5 files: trident or clam. All commands read both.")] = "trident"
     slides: SlidesFolder = None
     only: Only = ()
