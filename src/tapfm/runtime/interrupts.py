@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-_DUPLICATE_SIGNAL_S = 1.0  # a scheduler may send the same signal twice: to the process and to its group
+_DUPLICATE_SIGNAL_S = 1.0  # terminals and schedulers may send a signal twice: to the process and to its group
 
 
 class StopSignalHandler:
