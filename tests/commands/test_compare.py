@@ -48,7 +48,7 @@ def read_comparison(folder):
 
 def test_comparison_folder_contents(tables):
     result = compare(tables, tables / "good.csv", tables / "poor.csv")
-    assert result.returncode == 0, result.said
+    assert result.returncode == 0, result.output
     assert {path.name for path in (tables / "comparison").iterdir() if path.name[0] != "."} == {
         *("comparison.json", "comparison.csv", "comparison.md", "differences.png", "excluded.csv"),
     }
@@ -60,7 +60,7 @@ def test_comparison_folder_contents(tables):
     assert pair["p_delong"] == pair["p_holm"] < 0.01
     (row,) = read_rows(tables / "comparison" / "comparison.csv")
     assert float(row["difference"]) == pair["difference"]["value"]
-    assert "good - poor" in result.said
+    assert "good - poor" in result.output
     assert f"{good:.3f}" in (tables / "comparison" / "comparison.md").read_text()
     with Image.open(tables / "comparison" / "differences.png") as image:
         assert image.width > 300
@@ -90,7 +90,7 @@ def test_names_and_option_against(tables):
 def test_patients_that_a_method_lacks_are_excluded_and_listed(tables):
     write_predictions(tables / "more.csv", make_predictions(3, patients=range(20, 60)))
     result = compare(tables, tables / "good.csv", tables / "more.csv")
-    assert result.returncode == 0, result.said
+    assert result.returncode == 0, result.output
     assert read_comparison(tables)["patients"] == 20
     listed = read_rows(tables / "comparison" / "excluded.csv")
     assert sum(row["method"] == "good" for row in listed) == 20
@@ -98,7 +98,7 @@ def test_patients_that_a_method_lacks_are_excluded_and_listed(tables):
     page = (tables / "comparison" / "comparison.md").read_text()
     assert "good: 20 patients or slides are not in all methods: p0, p1" in page
     assert "and 10 more (`excluded.csv`)" in page
-    assert "Excluded 40 patients" in result.said
+    assert "Excluded 40 patients" in result.output
 
 
 def test_mean_of_several_targets(tables):
@@ -115,14 +115,14 @@ def test_only_common_targets_are_compared(tables):
     write_predictions(tables / "other.csv", make_predictions(0, targets=("TP53",)))
     result = compare(tables, tables / "good.csv", tables / "other.csv")
     assert result.returncode == 2
-    assert "no target in common" in result.said
+    assert "no target in common" in result.output
 
 
 def test_different_labels_are_rejected(tables):
     write_predictions(tables / "flipped.csv", make_predictions(0, flip={7}))
     result = compare(tables, tables / "good.csv", tables / "flipped.csv")
     assert result.returncode == 2
-    assert "s7" in result.said
+    assert "s7" in result.output
     assert not (tables / "comparison").exists()
 
 
@@ -136,7 +136,7 @@ def test_table_of_another_tool_needs_five_columns(tables, cohort):
             probability = round(sigmoid(each.logits["FGFR3"]), 3)
             writer.writerow([each.patient_id, each.slide_id, "FGFR3", each.labels["FGFR3"], probability])
     result = compare(tables, tables / "good.csv", tables / "theirs.csv")
-    assert result.returncode == 0, result.said
+    assert result.returncode == 0, result.output
     assert read_comparison(tables)["patients"] == 40
 
 
@@ -145,7 +145,7 @@ def test_patient_in_several_cohorts_needs_the_column_cohort(tables):
     write_predictions(tables / "both.csv", both)
     result = compare(tables, tables / "both.csv", tables / "poor.csv")
     assert result.returncode == 2
-    assert "poor has no column 'cohort', but patient 'p0' of both is in several cohorts" in result.said
+    assert "poor has no column 'cohort', but patient 'p0' of both is in several cohorts" in result.output
 
 
 def test_warning_if_patients_are_not_held_out(tables):
@@ -154,10 +154,10 @@ def test_warning_if_patients_are_not_held_out(tables):
         write_predictions(tables / name / "predictions.csv", seen)
         (tables / name / "evaluation.json").write_text(json.dumps({"cohort": cohort}))
     result = compare(tables, tables / "own", tables / "external")
-    assert result.returncode == 0, result.said
+    assert result.returncode == 0, result.output
     (note,) = read_comparison(tables)["notes"]
     assert note.startswith("NOT HELD OUT: own was trained or validated on 3 patients")
-    assert note in result.said
+    assert note in result.output
     assert note in (tables / "comparison" / "comparison.md").read_text()
 
 
@@ -189,7 +189,7 @@ def test_invalid_arguments_are_rejected(tables, monkeypatch, arguments, message)
     monkeypatch.chdir(tables)
     result = tapfm("compare", *arguments, "--out", "comparison")
     assert result.returncode == 2
-    assert message in result.said
+    assert message in result.output
     assert not (tables / "comparison").exists()
 
 
@@ -198,13 +198,13 @@ def test_folder_with_other_files_is_rejected(tables):
     (tables / "comparison" / "thesis.tex").touch()
     result = compare(tables, tables / "good.csv", tables / "poor.csv")
     assert result.returncode == 2
-    assert "thesis.tex" in result.said
+    assert "thesis.tex" in result.output
 
 
 def test_markup_in_a_name_is_printed_literally(tables):
     result = compare(tables, f"[red]ours|x={tables / 'good.csv'}", tables / "poor.csv")
-    assert result.returncode == 0, result.said
-    assert "[red]ours|x - poor" in result.said
+    assert result.returncode == 0, result.output
+    assert "[red]ours|x - poor" in result.output
     assert "[red]ours\\|x - poor" in (tables / "comparison" / "comparison.md").read_text()
 
 

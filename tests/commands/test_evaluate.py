@@ -45,7 +45,7 @@ def run(train):
 def evaluated(run, tmp_path_factory):
     folder = tmp_path_factory.mktemp("evaluation") / "test"
     result = evaluate(run, folder, "--by", "split")
-    assert result.returncode == 0, result.said
+    assert result.returncode == 0, result.output
     return folder
 
 
@@ -134,8 +134,8 @@ def test_unit_patient(run, tmp_path):
 @pytest.mark.parametrize(("split", "slides"), [("val", 2), ("train", 4), ("all", 10)])
 def test_warning_if_slides_are_not_held_out(run, tmp_path, split, slides):
     result = evaluate(run, tmp_path / split, "--split", split)
-    assert result.returncode == 0, result.said
-    assert "NOT HELD OUT" in result.said
+    assert result.returncode == 0, result.output
+    assert "NOT HELD OUT" in result.output
     assert "**NOT HELD OUT" in (tmp_path / split / "metrics.md").read_text()
     assert read_metrics(tmp_path / split)["slides"] == slides
 
@@ -155,8 +155,8 @@ def test_missing_class_is_explained(workspace_copy):
     )
     assert run_train(workspace_copy).returncode == 0
     result = evaluate(workspace_copy / "run", workspace_copy / "evaluation")
-    assert result.returncode == 0, result.said
-    assert "no positive slide among 4" in result.said
+    assert result.returncode == 0, result.output
+    assert "no positive slide among 4" in result.output
     rows = read_rows(workspace_copy / "evaluation" / "metrics.csv")
     (auc,) = [row for row in rows if (row["model"], row["metric"]) == ("model", "auc")]
     assert (auc["value"], auc["reason"].startswith("no positive slide among 4")) == ("", True)
@@ -176,14 +176,14 @@ def test_changed_label_is_rejected(run_in_copy):
     edit_csv(run_in_copy / "cohort.csv", lambda rows: rows[6].update(FGFR3="1"))
     result = evaluate(run_in_copy / "run", run_in_copy / "evaluation")
     assert result.returncode == 2
-    assert "case-06: FGFR3 was '0', is now '1'" in result.said
+    assert "case-06: FGFR3 was '0', is now '1'" in result.output
 
 
 def test_training_slide_moved_to_test_is_rejected(run_in_copy):
     edit_csv(run_in_copy / "cohort.csv", lambda rows: rows[0].update(split="test"))
     result = evaluate(run_in_copy / "run", run_in_copy / "evaluation")
     assert result.returncode == 2
-    assert "case-00: split was 'train', is now 'test'" in result.said
+    assert "case-00: split was 'train', is now 'test'" in result.output
 
 
 def test_new_test_slide_of_a_training_patient_is_rejected(run_in_copy):
@@ -195,7 +195,7 @@ def test_new_test_slide_of_a_training_patient_is_rejected(run_in_copy):
     shutil.copy(run_in_copy / "tiles/patches/case-09_patches.h5", run_in_copy / "tiles/patches/case-10_patches.h5")
     result = evaluate(run_in_copy / "run", run_in_copy / "evaluation")
     assert result.returncode == 2
-    assert "Doe0 (train)" in result.said
+    assert "Doe0 (train)" in result.output
 
 
 def test_unreadable_slide_fails_and_is_evaluated_after_repair(run_in_copy):
@@ -226,7 +226,7 @@ def test_no_slide_files_is_an_error(run_in_copy):
         (run_in_copy / f"{number}.svs").unlink()
     result = evaluate(run_in_copy / "run", run_in_copy / "evaluation")
     assert result.returncode == 2
-    assert "--slides FOLDER" in result.said
+    assert "--slides FOLDER" in result.output
     assert not (run_in_copy / "evaluation").exists()
 
 
@@ -240,7 +240,7 @@ def test_resume_after_interrupt(run_in_copy, monkeypatch):
     assert len((out / ".predictions-1.jsonl").read_text().split()) > 0
     result = evaluate(run_in_copy / "run", out)
     assert result.returncode == 2
-    assert "unfinished evaluation" in result.said
+    assert "unfinished evaluation" in result.output
     assert evaluate(run_in_copy / "run", out, "--resume").returncode == 0
     assert read_predictions(out / "predictions.csv") == read_predictions(run_in_copy / "run" / "predictions-test.csv")
 
@@ -248,17 +248,17 @@ def test_resume_after_interrupt(run_in_copy, monkeypatch):
 def test_existing_evaluation_is_not_overwritten(run, evaluated, train):
     result = evaluate(run, evaluated)
     assert result.returncode == 2
-    assert "already contains an evaluation of" in result.said
+    assert "already contains an evaluation of" in result.output
     result = evaluate(train("other", "seed=1"), evaluated, "--resume")
     assert result.returncode == 2
-    assert f"model was {run} (weights" in result.said
+    assert f"model was {run} (weights" in result.output
 
 
 def test_folder_with_other_files_is_rejected(run, tmp_path):
     (tmp_path / "thesis.tex").touch()
     result = evaluate(run, tmp_path)
     assert result.returncode == 2
-    assert "thesis.tex" in result.said
+    assert "thesis.tex" in result.output
 
 
 @pytest.mark.parametrize(
@@ -276,15 +276,15 @@ def test_folder_with_other_files_is_rejected(run, tmp_path):
 def test_invalid_options_are_rejected(run, tmp_path, options, message):
     copied = copy_without_predictions(run, tmp_path / "run")
     result = evaluate(copied, tmp_path / "evaluation", *options)
-    assert result.returncode == 2, result.said
-    assert message in result.said
-    assert "Traceback" not in result.said
+    assert result.returncode == 2, result.output
+    assert message in result.output
+    assert "Traceback" not in result.output
 
 
 def test_folder_without_a_model_is_rejected(tmp_path):
     result = evaluate(tmp_path, tmp_path / "evaluation")
     assert result.returncode == 2
-    assert "no config.toml, tapfm.json or ensemble.json" in result.said
+    assert "no config.toml, tapfm.json or ensemble.json" in result.output
 
 
 def test_run_without_a_finished_epoch_is_rejected(run, tmp_path):
@@ -292,14 +292,14 @@ def test_run_without_a_finished_epoch_is_rejected(run, tmp_path):
     (tmp_path / "run" / "checkpoints" / "best.safetensors").unlink()
     result = evaluate(tmp_path / "run", tmp_path / "evaluation")
     assert result.returncode == 2
-    assert "--resume" in result.said
+    assert "--resume" in result.output
 
 
 def test_warning_if_the_run_is_not_finished(run, tmp_path, monkeypatch):
     monkeypatch.setattr(evaluate_model, "is_finished", lambda _: False)
     result = evaluate(run, tmp_path / "evaluation")
-    assert result.returncode == 0, result.said
-    assert "is not finished; the best epoch so far is evaluated" in result.said
+    assert result.returncode == 0, result.output
+    assert "is not finished; the best epoch so far is evaluated" in result.output
     assert "is not finished" in (tmp_path / "evaluation" / "metrics.md").read_text()
 
 
@@ -338,7 +338,7 @@ def fixed(train):
 def test_tiles_and_stored_features_give_the_same_predictions(fixed, workspace, tmp_path):
     assert evaluate(fixed, tmp_path / "features").returncode == 0
     result = evaluate(fixed, tmp_path / "tiles", "--tiles", workspace / "tiles")
-    assert result.returncode == 0, result.said
+    assert result.returncode == 0, result.output
     stored, encoded = (read_predictions(tmp_path / name / "predictions.csv") for name in ("features", "tiles"))
     assert [each.slide_id for each in stored] == [each.slide_id for each in encoded]
     for a, b in zip(stored, encoded, strict=True):
@@ -353,13 +353,13 @@ def test_features_of_other_weights_are_rejected(fixed, tmp_path):
     (copied / "environment.json").write_text(json.dumps(environment))
     result = evaluate(copied, tmp_path / "features")
     assert result.returncode == 2
-    assert "different weights" in result.said
+    assert "different weights" in result.output
     result = evaluate(copied, tmp_path / "tiles", "--tiles", tmp_path)
     assert result.returncode == 2
     tiles = RunFolder(copied).settings()["tiles"]["folder"]
     result = evaluate(copied, tmp_path / "encoded", "--tiles", tiles)
     assert result.returncode == 2
-    assert "features from different weights" in result.said
+    assert "features from different weights" in result.output
 
 
 def test_baseline_without_slides_uses_the_number_of_tiles(workspace_copy):
@@ -398,10 +398,10 @@ def test_truncated_colour_table_is_completed(run, tmp_path):
 def test_other_files_are_rejected_as_colour_table(run, tmp_path):
     result = evaluate(run, tmp_path / "a", "--colours", run / "split.csv")
     assert result.returncode == 2
-    assert "is not a table of colour statistics" in result.said
+    assert "is not a table of colour statistics" in result.output
     result = evaluate(run, tmp_path / "b", "--colours", run / "split.csv" / "colours.csv")
     assert result.returncode == 2
-    assert "cannot be written" in result.said
+    assert "cannot be written" in result.output
     assert not (tmp_path / "b" / ".predictions-1.jsonl").exists(), "rejected before slides are read"
 
 

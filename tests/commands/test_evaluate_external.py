@@ -64,7 +64,7 @@ def cohort_options(folder):
 
 def test_all_labelled_slides_are_evaluated(run, workspace, external, tmp_path):
     result = evaluate(run, tmp_path / "out", *cohort_options(external), "--by", "scanner")
-    assert result.returncode == 0, result.said
+    assert result.returncode == 0, result.output
     predictions = read_predictions(tmp_path / "out" / "predictions.csv")
     assert [each.slide_id for each in predictions] == [f"x-{i}" for i in range(SLIDES)]
     validation = read_predictions(run / "predictions-val.csv")  # of the slides 4 and 5
@@ -89,7 +89,7 @@ def test_numeric_column_is_grouped_by_quartile(run, external_copy, tmp_path):
 
     edit_csv(external_copy / "external.csv", add)
     result = evaluate(run, tmp_path / "out", *cohort_options(external_copy), "--by", "age", "--by", "mpp")
-    assert result.returncode == 0, result.said
+    assert result.returncode == 0, result.output
     groups = list(read_metrics(tmp_path / "out")["models"]["model"])
     ages = ["50 to 52.25", "52.25 to 54.5", "54.5 to 56.75", "56.75 to 59"]
     assert groups == ["all", *(f"age = {age}" for age in ages), "mpp = 0.50"]
@@ -102,10 +102,10 @@ def test_missing_tiles_error_contains_the_tile_command(run, external, tmp_path):
     table = external / "external.csv"
     result = evaluate(run, tmp_path / "out", "--cohort", table)
     assert result.returncode == 2
-    assert f"tapfm tile {table} --out tiles-external" in result.said
+    assert f"tapfm tile {table} --out tiles-external" in result.output
     result = evaluate(run, tmp_path / "out", "--cohort", table, "--tiles", tmp_path)
     assert result.returncode == 2
-    assert f"tapfm tile {table} --out {tmp_path}" in result.said
+    assert f"tapfm tile {table} --out {tmp_path}" in result.output
 
 
 def test_training_patients_are_rejected_without_allow_overlap(run, external_copy, tmp_path):
@@ -115,16 +115,16 @@ def test_training_patients_are_rejected_without_allow_overlap(run, external_copy
     )
     result = evaluate(run, tmp_path / "out", *cohort_options(external_copy))
     assert result.returncode == 2
-    assert "Doe1 (train), Doe4 (val)" in result.said
+    assert "Doe1 (train), Doe4 (val)" in result.output
     result = evaluate(run, tmp_path / "out", *cohort_options(external_copy), "--allow-overlap")
-    assert result.returncode == 0, result.said
+    assert result.returncode == 0, result.output
     assert "OVERLAP allowed: 2 patients" in (tmp_path / "out" / "metrics.md").read_text()
 
 
 def test_split_of_an_external_cohort(run, external_copy, tmp_path):
     result = evaluate(run, tmp_path / "out", *cohort_options(external_copy), "--split", "test")
     assert result.returncode == 2
-    assert "has no column 'split'" in result.said
+    assert "has no column 'split'" in result.output
     edit_csv(
         external_copy / "external.csv",
         lambda rows: [row.update(split="test" if i < 4 else "") for i, row in enumerate(rows)],
@@ -152,7 +152,7 @@ def test_table_without_labels_is_rejected(run, external_copy, tmp_path):
     edit_csv(external_copy / "external.csv", lambda rows: [row.update(FGFR3="") for row in rows])
     result = evaluate(run, tmp_path / "out", *cohort_options(external_copy))
     assert result.returncode == 2
-    assert "has no labelled slide.\nWrite 1, 0" in result.said
+    assert "has no labelled slide.\nWrite 1, 0" in result.output
 
 
 def test_slides_without_a_label_are_excluded_and_counted(run, external_copy, tmp_path):
@@ -169,11 +169,11 @@ def two_target_run(train):
 
 def test_target_without_a_column_has_a_reason(two_target_run, external, tmp_path):
     result = evaluate(two_target_run, tmp_path / "out", *cohort_options(external))
-    assert result.returncode == 0, result.said
+    assert result.returncode == 0, result.output
     missing = read_auc(tmp_path / "out", "TP53")
     assert (missing["value"], missing["reason"]) == (None, "external.csv has no column TP53")
     assert read_auc(tmp_path / "out", "FGFR3")["value"] is not None
-    assert "external.csv has no column TP53" in result.said
+    assert "external.csv has no column TP53" in result.output
     assert read_auc(tmp_path / "out", "macro")["value"] == read_auc(tmp_path / "out", "FGFR3")["value"]
 
 
@@ -182,7 +182,7 @@ def test_mean_of_a_subgroup_needs_all_targets(two_target_run, external_copy, tmp
         external_copy / "external.csv", lambda rows: [row.update(TP53=str(i // 2 % 2)) for i, row in enumerate(rows)]
     )
     result = evaluate(two_target_run, tmp_path / "out", *cohort_options(external_copy), "--by", "scanner")
-    assert result.returncode == 0, result.said
+    assert result.returncode == 0, result.output
     assert read_auc(tmp_path / "out", "macro", subgroup="scanner = A")["value"] is not None
     few = read_auc(tmp_path / "out", "macro", subgroup="scanner = B")
     assert (few["value"], few["reason"].count("at least 2 of each class are required")) == (None, 2)
@@ -193,7 +193,7 @@ def test_table_without_any_target_is_rejected(run, external_copy, tmp_path):
     (external_copy / "external.csv").write_text(text)
     result = evaluate(run, tmp_path / "out", *cohort_options(external_copy))
     assert result.returncode == 2
-    assert "Did you mean: fgfr-3" in result.said
+    assert "Did you mean: fgfr-3" in result.output
 
 
 # exports
@@ -209,7 +209,7 @@ def exported(run, tmp_path_factory):
 def test_export_and_run_give_the_same_predictions_and_thresholds(run, exported, external, tmp_path):
     for model, name in ((run, "run"), (exported, "export")):
         result = evaluate(model, tmp_path / name, *cohort_options(external))
-        assert result.returncode == 0, result.said
+        assert result.returncode == 0, result.output
     ours, theirs = (read_predictions(tmp_path / name / "predictions.csv") for name in ("run", "export"))
     for a, b in zip(ours, theirs, strict=True):
         assert b.logits["FGFR3"] == pytest.approx(a.logits["FGFR3"], abs=1e-5)
@@ -226,18 +226,18 @@ def test_export_and_run_give_the_same_predictions_and_thresholds(run, exported, 
 
 def test_export_has_no_threshold_for_another_sensitivity(exported, external, tmp_path):
     result = evaluate(exported, tmp_path / "out", *cohort_options(external), "--sensitivity", 0.8)
-    assert result.returncode == 0, result.said
+    assert result.returncode == 0, result.output
     found = read_metrics(tmp_path / "out")["models"]["model"]["all"]["FGFR3"]
     assert found["sensitivity"]["value"] is not None
     reason = "no threshold: the export has a threshold for sensitivity 0.9 only; use the run instead"
     assert found["sensitivity_at_chosen"]["reason"] == reason
-    assert f"FGFR3: {reason}" in result.said
+    assert f"FGFR3: {reason}" in result.output
 
 
 def test_export_needs_a_cohort(exported, tmp_path):
     result = evaluate(exported, tmp_path / "out")
     assert result.returncode == 2
-    assert "--cohort COHORT.csv" in result.said
+    assert "--cohort COHORT.csv" in result.output
 
 
 def test_export_without_thresholds(exported, external, tmp_path):
@@ -256,7 +256,7 @@ def test_features_of_an_external_cohort(train, external_copy, tmp_path):
         *("embed", external_copy / "external.csv", "--encoder", "tapfm-pocket", "--tiles", external_copy / "tiles"),
         *("--out", external_copy / "features", "--device", "cpu", "--workers", 0),
     )
-    assert result.returncode == 0, result.said
+    assert result.returncode == 0, result.output
     table = ("--cohort", external_copy / "external.csv")
     assert evaluate(fixed, tmp_path / "a", *table, "--features", external_copy / "features").returncode == 0
     assert evaluate(fixed, tmp_path / "b", *table, "--tiles", external_copy / "tiles").returncode == 0
@@ -279,7 +279,7 @@ def test_ensemble_averages_its_members(members, external, tmp_path):
     write_ensemble(tmp_path / "ensemble", members, "folds")
     for name, model in (("first", members[0]), ("second", members[1]), ("both", tmp_path / "ensemble")):
         result = evaluate(model, tmp_path / name, *cohort_options(external))
-        assert result.returncode == 0, result.said
+        assert result.returncode == 0, result.output
     first, second, both = (
         read_predictions(tmp_path / name / "predictions.csv") for name in ("first", "second", "both")
     )
@@ -299,19 +299,19 @@ def test_own_cohort_with_ensemble_of_seeds_or_folds(members, workspace, tmp_path
     write_ensemble(tmp_path / "folds", members, "folds")
     result = evaluate(tmp_path / "folds", tmp_path / "b")
     assert result.returncode == 2
-    assert "out-of-fold" in result.said
+    assert "out-of-fold" in result.output
     result = evaluate(
         tmp_path / "folds", tmp_path / "b", "--cohort", workspace / "cohort.csv", "--tiles", workspace / "tiles"
     )
     assert result.returncode == 2, "also if the cohort is given with --cohort"
-    assert "6 patients of this cohort were used for training or validation" in result.said
+    assert "6 patients of this cohort were used for training or validation" in result.output
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_note_if_a_member_is_an_export(run, exported, tmp_path, order):
     write_ensemble(tmp_path / "mixed", [run, exported][::order], "seeds")
     result = evaluate(tmp_path / "mixed", tmp_path / "out")
-    assert result.returncode == 0, result.said
+    assert result.returncode == 0, result.output
     assert read_metrics(tmp_path / "out")["slides"] == 4
     assert "cannot check whether these patients were used for training" in (tmp_path / "out" / "metrics.md").read_text()
 
@@ -333,7 +333,7 @@ def test_replaced_slide_file_is_predicted_again(run, workspace, external_copy, t
     shutil.copy(workspace / "0.svs", external_copy / "slide.svs")
     os.utime(external_copy / "slide.svs", ns=(1, 1))
     result = evaluate(run, tmp_path / "out", *cohort_options(external_copy), "--resume")
-    assert result.returncode == 0, result.said
+    assert result.returncode == 0, result.output
     after = read_predictions(tmp_path / "out" / "predictions.csv")
     assert after[0].logits != before[0].logits
     assert after[1:] == before[1:]
@@ -378,4 +378,4 @@ def test_members_with_different_targets_are_rejected(run, train, tmp_path):
     write_ensemble(tmp_path, [run, other], "seeds")
     result = evaluate(tmp_path, tmp_path / "out")
     assert result.returncode == 2
-    assert "different targets" in result.said
+    assert "different targets" in result.output

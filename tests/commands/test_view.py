@@ -5,7 +5,7 @@ import signal
 import urllib.request
 
 import pytest
-from command_line import start, tapfm
+from command_line import start_tapfm, tapfm
 from viewer_fixtures import write_two_predictions
 
 from tapfm.viewer.assets import _STATIC_FOLDER as STATIC_FOLDER
@@ -24,7 +24,7 @@ def prediction_folder(tmp_path_factory):
 @needs_built_pages
 @pytest.mark.parametrize(("stop_signal", "exit_code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
 def test_view_prints_an_address_serves_the_slides_and_stops_on_signals(prediction_folder, stop_signal, exit_code):
-    process = start("view", prediction_folder, "--port", "0", "--no-browser")
+    process = start_tapfm("view", prediction_folder, "--port", "0", "--no-browser")
     try:
         address = process.stdout.readline().strip()
         with urllib.request.urlopen(f"{address}api/collection", timeout=60) as response:
@@ -42,7 +42,7 @@ def test_view_prints_an_address_serves_the_slides_and_stops_on_signals(predictio
 
 @needs_built_pages
 def test_a_public_host_prints_a_token_and_a_warning(prediction_folder):
-    process = start("view", prediction_folder, "--port", "0", "--host", "0.0.0.0", "--no-browser")
+    process = start_tapfm("view", prediction_folder, "--port", "0", "--host", "0.0.0.0", "--no-browser")
     try:
         address = process.stdout.readline().strip()
         port, _, token = address.rpartition(":")[2].partition("/?token=")
@@ -70,7 +70,7 @@ def test_without_built_pages_the_error_explains_how_to_build_them(prediction_fol
     monkeypatch.setattr("tapfm.viewer.assets.read_assets.__defaults__", (tmp_path,))
     result = tapfm("view", prediction_folder)
     assert result.returncode == 2
-    assert "make setup" in result.said
+    assert "make setup" in result.output
 
 
 def test_the_browser_is_not_opened_over_ssh_or_without_a_display(monkeypatch):

@@ -27,7 +27,7 @@ from tapfm.results.figure import Band, Bars, Line, Points, ReferenceLine
 from tapfm.results.formatting import format_estimate
 from tapfm.results.markdown import markdown_table
 from tapfm.results.table import list_reasons, table_csv
-from tapfm.runs.curves import training_figure
+from tapfm.runs.curves import build_training_figure
 from tapfm.tasks.catalog import target_kinds
 
 ABOUT = {"model": "runs/first", "kind": "run", "cohort": "own", "split": "test", "table": "cohort.csv", "seed": 0}
@@ -168,23 +168,23 @@ def test_metrics_json_round_trip(tmp_path):
 
 
 def test_training_curves_mark_the_selected_epoch():
-    panels = training_figure(make_history(3), 2, "").panels
+    panels = build_training_figure(make_history(3), 2, "").panels
     assert [panel.title for panel in panels] == ["Aggregator loss", "AUC", "Encoder loss"]
     assert all(2 in [rule.value for rule in select_marks(panel, ReferenceLine)] for panel in panels)
 
 
 def test_training_curves_skip_missing_and_non_finite_values():
     rows = [{"epoch": 1, "loss_agg": 0.5, "loss_pfm": 0.0, "val_loss": None, "val_macro_auc": None}]
-    (loss,) = training_figure(rows, None, "").panels
+    (loss,) = build_training_figure(rows, None, "").panels
     assert [line.label for line in select_marks(loss, Line)] == ["training"]
     rows = make_history(3)
     rows[1] |= {"loss_agg": float("nan"), "val_loss": float("inf")}
-    training, validation = select_marks(training_figure(rows, 2, "").panels[0], Line)
+    training, validation = select_marks(build_training_figure(rows, 2, "").panels[0], Line)
     assert training.x == validation.x == [1, 3]
 
 
 def test_each_target_has_a_faint_line():
     rows = [row | {"val_auc": {"A": 0.7, "B": None}} for row in make_history(2)]
-    lines = select_marks(training_figure(rows, None, "").panels[1], Line)
+    lines = select_marks(build_training_figure(rows, None, "").panels[1], Line)
     assert [line.faint for line in lines] == [True, False, False]
     assert lines[-1].label == "validation, mean of targets"

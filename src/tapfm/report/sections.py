@@ -193,7 +193,7 @@ def build_image_sections(
             blocks = build_tile_blocks(prediction_folder, slides, settings, finder, budget)
             tiles += [*heading, *blocks] if blocks else []
     heatmap_intro = (
-        "Each slide without and with its heatmap. The slides alternate between the outcomes, starting with wrong calls. "
+        "Each slide without and with its heatmap. Slides alternate between the outcomes, starting with wrong calls. "
         "Within an outcome, slides with a probability further from the threshold come first."
     )
     tile_intro = (
