@@ -129,7 +129,7 @@ def test_study_with_an_invalid_run_can_be_resumed_and_its_tables_rewritten(study
     assert json.loads((out / "evaluations" / half / "external" / "metrics.json").read_text())["slides"] == 4
 
     text = (out / "table_binary.md").read_text()
-    for row in ("tapfm-pocket + ABMIL, plain", "tapfm-pocket (TAPFM), lambda 0.5", "colours and tile count"):
+    for row in ("tapfm-pocket + ABMIL, plain", "tapfm-pocket (TAPFM), lambda 0.5", "colour baseline"):
         assert f"| {row} | " in text
     assert "FGFR3, Test (N = 3)" in text  # the last two slides are of one patient
     assert "FGFR3, External (N = 4)" in text

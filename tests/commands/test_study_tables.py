@@ -107,7 +107,7 @@ def test_seeds_are_averaged_with_their_standard_deviation():
 def test_colour_baseline_has_a_row_and_can_be_the_best():
     study = make_study()
     comparison = compare_fake_study(study, (0.1, 0.5), baseline=3.0)
-    assert comparison.methods[-1].title == "colours and tile count"
+    assert comparison.methods[-1].title == "colour baseline"
     assert comparison.methods[-1].aucs["test", "FGFR3"].rank == 1
     assert ("external", "FGFR3") not in comparison.methods[-1].aucs
     assert "| *Without an encoder* |" in format_markdown(study, comparison)
@@ -244,7 +244,7 @@ def test_roc_curves_have_the_right_points_and_area():
         "",
         "tapfm-pocket + ABMIL (FT)",
         "tapfm-pocket (TAPFM)",
-        "colours and tile count",
+        "colour baseline",
     ]
     assert len(external.marks) == 3
     perfect = test.marks[2]

@@ -25,7 +25,7 @@ _REGIME_TITLES = {
     BASELINE: "Without an encoder",
 }
 COHORT_TITLES = {"test": "Test", "external": "External"}
-BASELINE_TITLE = "colours and tile count"
+BASELINE_TITLE = "colour baseline"
 _RANK_TOLERANCE = 5e-5  # AUCs that are equal to four digits have the same rank
 
 CohortTarget = tuple[str, str]  # (cohort, target)
