@@ -191,6 +191,14 @@ def test_select_runs_with_only_then_resume_the_others(study_workspace, commands,
     assert "external" in after
     assert after != before
 
+    # a study whose cohort table was moved
+    Path("external.csv").rename("moved.csv")
+    for missing in (tapfm("study", "--tables", "--out", out), run_study(study_workspace, "--resume")):
+        assert missing.returncode == 2
+        assert "external.csv" in missing.output
+        assert "external.table" in missing.output
+    assert (out / "table_binary.csv").read_text() == after
+
 
 def test_failed_run_does_not_affect_other_runs(study_workspace, commands):
     """With an unreadable slide, method tapfm fails, but method fixed has its features already."""

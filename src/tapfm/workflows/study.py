@@ -338,13 +338,12 @@ def _run_steps(
 
 
 def _check_tables_exist(config: StudyConfig) -> None:
-    """Raise InputError if a cohort table does not exist, as in an unedited preset."""
+    """Raise InputError if a cohort table does not exist, as in an unedited preset or a study that was moved."""
     for name, section in {"cohort": config.cohort, "external": config.external}.items():
         if section is not None and not section.table.exists():
             alternative = ", or remove [external]" if name == "external" else ""
-            raise InputError(
-                f"The table of [{name}] does not exist: {section.table}", hint=f"Correct {name}.table{alternative}."
-            )
+            hint = f"Correct {name}.table in the study's TOML file{alternative}."
+            raise InputError(f"The table of [{name}] does not exist: {section.table}", hint=hint)
 
 
 def _print_failures(failed: Mapping[str, str], folder: Path, resume_hint: str, console: Console) -> None:
@@ -363,6 +362,7 @@ def _write_tables(config: StudyConfig, out: Path, console: Console) -> StudyResu
     from tapfm.study.report import write_report
 
     _check_study_folder(out)
+    _check_tables_exist(config)
     table = write_report(config, StudyFolder(out))
     console.print(f"Results: {out / 'study.md'}", markup=False, soft_wrap=True)
     return StudyResult(config.name, out, table)
