@@ -40,7 +40,7 @@ from tapfm.encoders.vit import VitEncoder
 from tapfm.evaluation.predictions import LabelledSlide
 from tapfm.inference.bags import Bag, PixelBags, SlideTiles
 from tapfm.runs.model import SlideModel
-from tapfm.runs.progress import RunProgress
+from tapfm.runs.run_progress import RunProgress
 from tapfm.tasks.binary import BinaryTask
 from tapfm.tasks.cross_entropy import encode_labels
 from tapfm.tiles.augment import Augmentation, AugmentedTiles

@@ -116,3 +116,12 @@ def test_modules_have_at_most_400_lines():
     assert {
         module: count for module, path in PATHS.items() if (count := len(path.read_text().splitlines())) > 400
     } == {}
+
+
+def test_no_two_classes_have_the_same_name():
+    modules = {}
+    for module, path in PATHS.items():
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                modules.setdefault(node.name, []).append(module)
+    assert {name: found for name, found in modules.items() if len(found) > 1} == {}

@@ -13,9 +13,9 @@ from tapfm.cli.main import app
 from tapfm.config.study import resolve_study
 from tapfm.runs.ensemble import write_ensemble
 from tapfm.study.folder import StudyFolder
-from tapfm.study.report import write_report
 from tapfm.study.runs import list_runs
 from tapfm.study.status import write_status
+from tapfm.study.study_tables import write_study_tables
 
 TARGET = "FGFR3"  # target of the synthetic cohort; shown as `TARGET` on the page
 SLIDE = "S001"  # first slide of the synthetic cohort; shown as `ID` on the page
@@ -58,14 +58,14 @@ def _create_study_files(folder: StudyFolder) -> None:
     }
     settings |= {"regimes": ["tapfm"], "resamples": 20, "cohort": {"table": "split.csv", "tiles": "tiles"}}
     write_status(folder, [], {})
-    write_report(resolve_study(settings | {"report": "forgetting", "probe": {"tiles": "tiles"}}), folder)
+    write_study_tables(resolve_study(settings | {"report": "forgetting", "probe": {"tiles": "tiles"}}), folder)
     orders = ("before", "after", "joint")
     variants = [{"name": order, "settings": {"adaptation": {"bag_gradient": order}}} for order in orders]
     study = resolve_study(settings | {"report": "stability", "variants": variants})
     run = list_runs(study)[0]
     shutil.copytree("runs/first", folder.run(run))
     shutil.copytree("evaluated", folder.evaluation(run, "test"))
-    write_report(study, folder)
+    write_study_tables(study, folder)
     for name in ("runs", "evaluations"):
         shutil.rmtree(folder.path / name)
 

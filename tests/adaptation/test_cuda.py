@@ -13,7 +13,7 @@ from tapfm.adaptation.chunked import Chunking
 from tapfm.encoders.blocks import Recompute
 from tapfm.errors import Interrupted
 from tapfm.inference.bags import Bag
-from tapfm.runs.progress import RunProgress
+from tapfm.runs.run_progress import RunProgress
 from tapfm.runtime.device_memory import free_memory
 from tapfm.tasks.cross_entropy import encode_labels
 

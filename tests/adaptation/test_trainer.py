@@ -29,7 +29,7 @@ from tapfm.encoders.inference import InferenceEncoder
 from tapfm.errors import Interrupted, NonFiniteError, SlidesFailedError
 from tapfm.inference.bags import BagRequest, FeatureBags
 from tapfm.runs.model import SlideModel
-from tapfm.runs.progress import RunProgress
+from tapfm.runs.run_progress import RunProgress
 from tapfm.tasks.binary import BinaryTask
 from tapfm.tasks.cross_entropy import encode_labels
 from tapfm.tiles.augment import Augmentation, augment

@@ -13,8 +13,8 @@ from tapfm.aggregators.clam import Clam
 from tapfm.aggregators.dsmil import Dsmil
 from tapfm.aggregators.torchmil_models import _SmoothSvmLoss as SmoothSvmLoss
 from tapfm.tasks.binary import BinaryTask
+from tapfm.tasks.class_weights import ClassWeights
 from tapfm.tasks.cross_entropy import encode_labels
-from tapfm.tasks.weights import ClassWeights
 
 models = pytest.importorskip("torchmil.models")
 

@@ -28,8 +28,8 @@ from tapfm.evaluation.metric_values import choose_thresholds, compute_metrics
 from tapfm.evaluation.predictions import Prediction
 from tapfm.prediction.folder import PredictionFolder
 from tapfm.prediction.layers import palette
-from tapfm.report.slide_images import ImageBudget, ImageSettings
-from tapfm.report.slide_images import _choose_slides as choose_slides
+from tapfm.report.heatmap_blocks import ImageBudget, ImageSettings
+from tapfm.report.heatmap_blocks import _choose_slides as choose_slides
 from tapfm.tasks.binary_metrics import METRIC_NAMES
 from tapfm.tasks.binary_target import _sigmoid as sigmoid
 from tapfm.tasks.catalog import target_kinds

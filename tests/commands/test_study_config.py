@@ -9,7 +9,6 @@ from tapfm.config.loading import resolve_config
 from tapfm.config.study import format_study, load_study, resolve_study
 from tapfm.errors import InputError, SettingError, UnknownNameError
 from tapfm.study.folder import StudyFolder
-from tapfm.study.plan import plan_study
 from tapfm.study.preset_studies import (
     PresetOptions,
     build_mini_study,
@@ -20,6 +19,7 @@ from tapfm.study.preset_studies import (
 from tapfm.study.preset_studies import _preset_tables as preset_tables
 from tapfm.study.presets import PRESETS
 from tapfm.study.runs import list_methods, list_runs, resolve_run_config, select_runs
+from tapfm.study.study_plan import plan_study
 
 SLIDES = {"cohort": {"table": "c.csv", "tiles": "tiles"}}
 SMALL = {"name": "small", "targets": ["FGFR3"], "encoders": ["tapfm-pocket"], **SLIDES}

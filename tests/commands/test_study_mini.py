@@ -6,9 +6,9 @@ from PIL import Image
 from rich.console import Console
 
 from tapfm.study import mini_data
-from tapfm.study.plan import check_input_files
 from tapfm.study.preset_studies import build_mini_study
 from tapfm.study.probe_tiles import find_probe_tiles
+from tapfm.study.study_plan import check_input_files
 from tapfm.workflows.study import _prepare_mini as prepare_mini
 
 

@@ -217,7 +217,7 @@ def test_copied_features_are_accepted_on_resume(workspace_copy):
 def test_best_weights_are_those_recorded_in_the_last_checkpoint(tmp_path):
     from training_slides import make_learner
 
-    from tapfm.runs.progress import RunProgress
+    from tapfm.runs.run_progress import RunProgress
 
     learner, folder = make_learner(), make_run_folder(tmp_path)
     progress = RunProgress(best_epoch=0, best_score=0.7, history=[{"epoch": 1}])

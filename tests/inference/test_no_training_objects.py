@@ -6,7 +6,7 @@ from command_line import tapfm
 from tapfm.adaptation.learner import Learner
 from tapfm.adaptation.optimisers import AdamW
 from tapfm.adaptation.two_graph import AdaptationSettings
-from tapfm.runs.progress import EpochSums, RunProgress
+from tapfm.runs.run_progress import EpochSums, RunProgress
 from tapfm.tiles.augment import Augmentation, AugmentedTiles
 
 TRAINING_CLASSES = (Learner, AdamW, AdaptationSettings, Augmentation, AugmentedTiles, RunProgress, EpochSums)

@@ -7,9 +7,9 @@ import torch
 
 from tapfm.errors import LabelError
 from tapfm.tasks.binary import BinaryTask
+from tapfm.tasks.class_weights import ClassWeights
 from tapfm.tasks.cross_entropy import encode_labels
 from tapfm.tasks.multilabel import MultiLabelTask
-from tapfm.tasks.weights import ClassWeights
 
 
 def log_sigmoid(x):

@@ -7,10 +7,10 @@ import torch
 
 from tapfm.errors import LabelError, SettingError
 from tapfm.tasks.binary import BinaryTask
+from tapfm.tasks.class_weights import ClassWeights
+from tapfm.tasks.class_weights import _reference_weights as reference_weights
 from tapfm.tasks.cross_entropy import encode_labels
 from tapfm.tasks.multilabel import MultiLabelTask
-from tapfm.tasks.weights import ClassWeights
-from tapfm.tasks.weights import _reference_weights as reference_weights
 
 QUARTER = [1, 0, 0, 0, None]  # p = 1/4
 HALF = [1, 0, 0, 1, None]  # p = 1/2

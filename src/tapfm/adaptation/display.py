@@ -11,7 +11,7 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.progress import TaskID
 
-from tapfm.runs.progress import RunProgress
+from tapfm.runs.run_progress import RunProgress
 from tapfm.runtime.progress import PRINT_INTERVAL_S, make_progress_bars
 
 _PHASE_NAMES = {"train": "training", "validate": "validation"}

@@ -9,7 +9,7 @@ import torch
 
 from tapfm.adaptation.learner import Learner
 from tapfm.evaluation.predictions import LabelledSlide, Prediction, Unit, compute_scores
-from tapfm.runs.progress import SUMMED_METRICS, RunProgress
+from tapfm.runs.run_progress import SUMMED_METRICS, RunProgress
 
 
 def build_epoch_row(

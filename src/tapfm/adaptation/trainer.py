@@ -23,7 +23,7 @@ from tapfm.errors import Interrupted, SlidesFailedError
 from tapfm.evaluation.predictions import LabelledSlide, Prediction, Unit
 from tapfm.inference.bags import Bag, BagRequest, Bags, SlideFailed, check_unreadable_tiles
 from tapfm.inference.predictor import Predictor
-from tapfm.runs.progress import SUMMED_METRICS, EpochSums, RunProgress
+from tapfm.runs.run_progress import SUMMED_METRICS, EpochSums, RunProgress
 from tapfm.runtime.messages import format_count
 from tapfm.runtime.seeding import make_rng
 from tapfm.tiles.augment import Augmentation, AugmentedTiles

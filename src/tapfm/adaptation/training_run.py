@@ -29,7 +29,7 @@ from tapfm.results.figure_drawing import write_png
 from tapfm.runs.curves import build_training_figure
 from tapfm.runs.data import RunData, list_labelled_slides
 from tapfm.runs.folder import RunFolder, describe_environment
-from tapfm.runs.progress import RunProgress
+from tapfm.runs.run_progress import RunProgress
 from tapfm.runs.summary import write_summary
 from tapfm.runtime.devices import choose_device
 from tapfm.runtime.files import file_sha256

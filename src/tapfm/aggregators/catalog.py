@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tapfm.aggregators.option import Option
+from tapfm.aggregators.aggregator_option import AggregatorOption
 from tapfm.aggregators.torchmil_catalog import TORCHMIL_MODELS, TORCHMIL_PREFIX
 from tapfm.errors import SettingError, UnknownNameError
 
@@ -35,7 +35,7 @@ class AggregatorCard:
     implementation: tuple[str, str]
     uses_attention: bool = False
     uses_coordinates: bool = False
-    options: Mapping[str, Option] = field(default_factory=dict)
+    options: Mapping[str, AggregatorOption] = field(default_factory=dict)
     torchmil: str | None = None
 
     def complete_options(self, given: Mapping[str, object]) -> dict[str, object]:
@@ -72,10 +72,10 @@ class AggregatorCard:
 
 
 _GATED_OPTIONS = {
-    "hidden": Option(512, "size of the projected features", at_least=1),
-    "attention": Option(256, "size of the hidden layer of the attention network", at_least=1),
-    "gated": Option(True, "use gated attention"),
-    "dropout": Option(0.0, "dropout of the projected features", at_least=0, below=1),
+    "hidden": AggregatorOption(512, "size of the projected features", at_least=1),
+    "attention": AggregatorOption(256, "size of the hidden layer of the attention network", at_least=1),
+    "gated": AggregatorOption(True, "use gated attention"),
+    "dropout": AggregatorOption(0.0, "dropout of the projected features", at_least=0, below=1),
 }
 
 
@@ -94,8 +94,8 @@ AGGREGATORS: dict[str, AggregatorCard] = {
             implementation=("tapfm.aggregators.cls_gated", "ClsGated"),
             uses_attention=True,
             options={
-                "attention": Option(128, "size of the hidden layer of the gate", at_least=1),
-                "dropout": Option(0.0, "dropout of the input of the gate", at_least=0, below=1),
+                "attention": AggregatorOption(128, "size of the hidden layer of the gate", at_least=1),
+                "dropout": AggregatorOption(0.0, "dropout of the input of the gate", at_least=0, below=1),
             },
         ),
         AggregatorCard(
@@ -109,11 +109,11 @@ AGGREGATORS: dict[str, AggregatorCard] = {
             summary="dual-stream MIL: weights by similarity to the critical tile (Li et al., 2021)",
             implementation=("tapfm.aggregators.dsmil", "Dsmil"),
             options={
-                "attention": Option(128, "size of the queries", at_least=1),
-                "nonlinear": Option(True, "compute queries with two layers instead of one"),
-                "values": Option(False, "apply a layer to the features before they are summed"),
-                "dropout": Option(0.0, "dropout of the input of the `values` layer", at_least=0, below=1),
-                "instance_weight": Option(
+                "attention": AggregatorOption(128, "size of the queries", at_least=1),
+                "nonlinear": AggregatorOption(True, "compute queries with two layers instead of one"),
+                "values": AggregatorOption(False, "apply a layer to the features before they are summed"),
+                "dropout": AggregatorOption(0.0, "dropout of the input of the `values` layer", at_least=0, below=1),
+                "instance_weight": AggregatorOption(
                     0.5, "loss of the critical tiles as a fraction of the total loss", at_least=0, below=1
                 ),
             },
@@ -124,16 +124,18 @@ AGGREGATORS: dict[str, AggregatorCard] = {
             implementation=("tapfm.aggregators.clam", "Clam"),
             options={
                 **_GATED_OPTIONS,
-                "branches": Option(
+                "branches": AggregatorOption(
                     "single", "one attention for all targets, or one per target", choices=("single", "multi")
                 ),
-                "instances": Option(
+                "instances": AggregatorOption(
                     8,
                     "number of tiles with the highest, and with the lowest, attention in the instance loss",
                     at_least=1,
                 ),
-                "instance_weight": Option(0.3, "instance loss as a fraction of the total loss", at_least=0, below=1),
-                "margin": Option(
+                "instance_weight": AggregatorOption(
+                    0.3, "instance loss as a fraction of the total loss", at_least=0, below=1
+                ),
+                "margin": AggregatorOption(
                     1.0,
                     "margin of the instance loss: 1 is the smooth SVM loss of the original, 0 is cross-entropy",
                     at_least=0,
@@ -185,7 +187,7 @@ def _build_torchmil_card(model: str) -> AggregatorCard:
     )
 
 
-def _read_torchmil_options(model: str) -> dict[str, Option]:
+def _read_torchmil_options(model: str) -> dict[str, AggregatorOption]:
     from tapfm.aggregators.torchmil_models import read_options
 
     return read_options(model)

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tapfm.aggregators.option import Option
+from tapfm.aggregators.aggregator_option import AggregatorOption
 from tapfm.aggregators.torchmil_catalog import TORCHMIL_MODELS, TORCHMIL_PREFIX
 from tapfm.contracts import BagOutput, Targets, Task
 from tapfm.errors import InputError, SettingError
@@ -74,12 +74,12 @@ def _import_model_class(model: str) -> Any:
     return getattr(torchmil.models, model)
 
 
-def read_options(model: str) -> dict[str, Option]:
+def read_options(model: str) -> dict[str, AggregatorOption]:
     """Return the options of a model: the arguments of its constructor that are numbers, strings or booleans."""
     constructor = _import_model_class(model).__init__
     kinds = typing.get_type_hints(constructor)
     return {
-        name: Option(parameter.default, kind=kinds[name], at_least=0)
+        name: AggregatorOption(parameter.default, kind=kinds[name], at_least=0)
         for name, parameter in inspect.signature(constructor).parameters.items()
         if kinds.get(name) in (int, float, bool, str) and name != "inst_loss_name"  # see _SmoothSvmLoss
     }

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from tapfm.aggregators.catalog import AGGREGATORS
 from tapfm.config.problems import SettingPath, describe_invalid_values, find_problems
 from tapfm.config.recipes import Method, Recipe, recipe_settings
-from tapfm.config.settings import RunConfig, Section
+from tapfm.config.settings import RunConfig, SettingsModel
 from tapfm.encoders.card import EncoderCard
 from tapfm.encoders.catalog import find_encoder_card
 from tapfm.errors import InputError, SettingError
@@ -106,7 +106,7 @@ def list_settings() -> Iterator[SettingPath]:
     """Yield the paths of all sections and settings of RUN.toml."""
     for section, field in RunConfig.model_fields.items():
         yield (section,)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+        if isinstance(field.annotation, type) and issubclass(field.annotation, SettingsModel):
             yield from ((section, each.alias or name) for name, each in field.annotation.model_fields.items())
 
 

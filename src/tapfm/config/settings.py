@@ -15,7 +15,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 
 
-class Section(BaseModel):
+class SettingsModel(BaseModel):
     """A table of RUN.toml or STUDY.toml."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -26,7 +26,7 @@ def setting(description: str, **arguments: Any) -> Any:
     return Field(description=description, **arguments)
 
 
-class CohortSection(Section):
+class CohortSection(SettingsModel):
     """The slides."""
 
     table: Path = setting("cohort table with slides, patients, labels and splits; `tapfm split` adds the splits")
@@ -36,7 +36,7 @@ class CohortSection(Section):
     )
 
 
-class TilesSection(Section):
+class TilesSection(SettingsModel):
     """The tiles of the slides."""
 
     folder: Path | None = setting("output folder of `tapfm tile`, TRIDENT or CLAM", default=None, examples=["tiles"])
@@ -45,7 +45,7 @@ class TilesSection(Section):
     )
 
 
-class EncoderSection(Section):
+class EncoderSection(SettingsModel):
     """The foundation model."""
 
     name: str = setting("one of `tapfm encoders`, or timm:<architecture>")
@@ -56,7 +56,7 @@ class EncoderSection(Section):
     )
 
 
-class AggregatorSection(Section):
+class AggregatorSection(SettingsModel):
     """The aggregator, from tile features to a slide prediction."""
 
     name: str = setting(
@@ -65,7 +65,7 @@ class AggregatorSection(Section):
     options: dict[str, Any] = setting("options of the aggregator, such as { gated = false }", default_factory=dict)
 
 
-class TaskSection(Section):
+class TaskSection(SettingsModel):
     """The targets to predict."""
 
     targets: list[str] = setting("label columns of the cohort table; several make a multi-label task", min_length=1)
@@ -74,7 +74,7 @@ class TaskSection(Section):
     )
 
 
-class AdaptationSection(Section):
+class AdaptationSection(SettingsModel):
     """The training step."""
 
     method: Method = setting(
@@ -110,7 +110,7 @@ class AdaptationSection(Section):
     )
 
 
-class HeadSection(Section):
+class HeadSection(SettingsModel):
     """The linear classification head."""
 
     layer_norm: bool = setting("apply LayerNorm before the head")
@@ -119,7 +119,7 @@ class HeadSection(Section):
     )
 
 
-class OptimiserSection(Section):
+class OptimiserSection(SettingsModel):
     """The two AdamW optimisers, of encoder and aggregator."""
 
     encoder_lr: NotNegative = setting("learning rate of the encoder")
@@ -133,7 +133,7 @@ class OptimiserSection(Section):
     )
 
 
-class ScheduleSection(Section):
+class ScheduleSection(SettingsModel):
     """The learning rate schedule: cosine annealing with warm restarts, per epoch."""
 
     epochs: Count = setting("passes over the training slides")
@@ -143,7 +143,7 @@ class ScheduleSection(Section):
     aggregator_lr_min: NotNegative = setting("minimum learning rate of the aggregator")
 
 
-class AugmentationSection(Section):
+class AugmentationSection(SettingsModel):
     """The augmentation of training tiles."""
 
     flip: Fraction = setting("probability of a horizontal flip")
@@ -153,7 +153,7 @@ class AugmentationSection(Section):
     stain_jitter: NotNegative = setting("strength of random stain variation; 0: none", default=0.0)
 
 
-class SelectionSection(Section):
+class SelectionSection(SettingsModel):
     """The selection of the best epoch."""
 
     validation_tiles: Count | Literal["all"] = setting(
@@ -165,7 +165,7 @@ class SelectionSection(Section):
     )
 
 
-class MachineSection(Section):
+class MachineSection(SettingsModel):
     """Settings that do not change the result and may differ when a run is resumed."""
 
     device: str = setting("auto, cpu, cuda, cuda:1, ...", default="auto")
@@ -187,7 +187,7 @@ class MachineSection(Section):
     allow_failures: int = setting("number of slides that may fail before the run stops", default=0, ge=0)
 
 
-class RunConfig(Section):
+class RunConfig(SettingsModel):
     """The complete configuration of a run."""
 
     recipe: Recipe = setting("source of the defaults: paper, or reference (the authors' scripts)", default="paper")

@@ -14,7 +14,7 @@ from tapfm.aggregators.catalog import find_aggregator_card
 from tapfm.config.loading import list_settings, make_problems_error, read_toml, resolve_paths
 from tapfm.config.problems import SettingPath, describe_invalid_values, suggest_setting
 from tapfm.config.recipes import Method
-from tapfm.config.settings import Count, Section, setting
+from tapfm.config.settings import Count, SettingsModel, setting
 from tapfm.config.text import format_toml_value
 from tapfm.encoders.catalog import find_encoder_card
 from tapfm.errors import InputError
@@ -26,7 +26,7 @@ _WRITE_PRESET = "tapfm study --preset paper-table1 --write study.toml"
 _NAME = re.compile(r"[\w][\w .,+=:-]*")  # of a study or a variant, as it becomes part of a path
 
 
-class SlidesSection(Section):
+class SlidesSection(SettingsModel):
     """Slides and their tiles."""
 
     table: Path = setting("cohort table with slides, patients and labels, as written by `tapfm split`")
@@ -34,7 +34,7 @@ class SlidesSection(Section):
     tiles: Path = setting("output folder of `tapfm tile` for these slides")
 
 
-class ProbeSection(Section):
+class ProbeSection(SettingsModel):
     """An unrelated task on tiles, for the forgetting study."""
 
     tiles: Path = setting(
@@ -43,14 +43,14 @@ class ProbeSection(Section):
     seed: Seed = setting("random seed for choosing the test tiles, if the folder has no test/", default=0)
 
 
-class Variant(Section):
+class Variant(SettingsModel):
     """Named changes to the settings of RUN.toml, to compare with other variants."""
 
     name: str = setting("name in tables and folders")
     settings: dict[str, Any] = setting("settings of RUN.toml that this variant changes", default_factory=dict)
 
 
-class StudyConfig(Section):
+class StudyConfig(SettingsModel):
     """A study: all combinations of encoders, regimes, aggregators, variants, folds and seeds."""
 
     name: str = setting("title of the study in its tables")
@@ -126,7 +126,11 @@ def resolve_study(tables: Mapping[str, Any], where: str = "The study") -> StudyC
 
 def _list_study_settings() -> Iterator[SettingPath]:
     """Yield the paths of all sections and settings of STUDY.toml."""
-    sections: dict[str, type[Section]] = {"cohort": SlidesSection, "external": SlidesSection, "probe": ProbeSection}
+    sections: dict[str, type[SettingsModel]] = {
+        "cohort": SlidesSection,
+        "external": SlidesSection,
+        "probe": ProbeSection,
+    }
     for name in StudyConfig.model_fields:
         yield (name,)
         if name in sections:

@@ -11,7 +11,7 @@ from typing import Any
 from tapfm.cohort.cohort_table import read_cohort
 from tapfm.cohort.splits import fold_names
 from tapfm.config.loading import resolve_config
-from tapfm.config.settings import RunConfig, Section
+from tapfm.config.settings import RunConfig, SettingsModel
 from tapfm.encoders.catalog import find_encoder_card
 from tapfm.errors import LabelError
 from tapfm.tasks.catalog import target_kinds
@@ -84,18 +84,18 @@ def _format_commented(tables: Mapping[str, Any]) -> str:
     ]
     lines += _section_lines(config, tables, only_values=True)
     for name, value in config:
-        if isinstance(value, Section):
+        if isinstance(value, SettingsModel):
             lines += ["", f"[{name}]  # {first_line(value.__doc__)}"]
             lines += _section_lines(value, tables.get(name, {}))
     return "\n".join(lines) + "\n"
 
 
-def _section_lines(section: Section, given: Mapping[str, Any], *, only_values: bool = False) -> list[str]:
+def _section_lines(section: SettingsModel, given: Mapping[str, Any], *, only_values: bool = False) -> list[str]:
     """Format the settings of one table; settings that are not `given` are commented out."""
     lines = []
     for name, field in type(section).model_fields.items():
         value, key = getattr(section, name), field.alias or name
-        if only_values and isinstance(value, Section):
+        if only_values and isinstance(value, SettingsModel):
             continue
         shown_value, description = given.get(key, value), field.description
         if shown_value is None and field.examples:

@@ -13,6 +13,7 @@ from tapfm.errors import InputError
 from tapfm.report.appendix import build_configuration_blocks, build_licence_blocks, build_sources_table
 from tapfm.report.content import Collapsible, Page, PageSection
 from tapfm.report.headline import build_headline_table
+from tapfm.report.heatmap_blocks import ImageBudget, ImageSettings
 from tapfm.report.html_page import is_report_file, render_page
 from tapfm.report.reported_run import ReportedRun, count_training_slides
 from tapfm.report.reported_study import ReportedStudy, build_study_headline, read_study_sections
@@ -26,7 +27,6 @@ from tapfm.report.sections import (
     build_results_section,
     build_training_section,
 )
-from tapfm.report.slide_images import ImageBudget, ImageSettings
 from tapfm.report.sources import ReportSources, list_source_folders, read_report_sources
 from tapfm.results.formatting import format_bytes, format_number
 from tapfm.results.table import Table

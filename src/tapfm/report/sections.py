@@ -15,10 +15,10 @@ from tapfm.prediction.slide_files import make_slide_finder
 from tapfm.report.appendix import build_failures_table
 from tapfm.report.content import Block, Collapsible, PageSection, PredictionRow, PredictionTable
 from tapfm.report.evaluated_slide_set import EvaluatedSlideSet
+from tapfm.report.heatmap_blocks import ImageBudget, ImageSettings, build_heatmap_blocks, build_tile_blocks
 from tapfm.report.reported_run import ReportedRun
 from tapfm.report.result_folders import ResultFolder
 from tapfm.report.slide_counts import build_slide_count_blocks
-from tapfm.report.slide_images import ImageBudget, ImageSettings, build_heatmap_blocks, build_tile_blocks
 from tapfm.report.sources import ReportSources
 from tapfm.results.document import Paragraph
 from tapfm.results.figure import Figure

@@ -32,7 +32,7 @@ from tapfm.config.text import format_config
 from tapfm.errors import CheckpointError, RunError
 from tapfm.runs.checkpoint import check_disk_space, load_checkpoint, read_description, save_checkpoint, total_bytes
 from tapfm.runs.data import RunData, describe_changes
-from tapfm.runs.progress import RunProgress
+from tapfm.runs.run_progress import RunProgress
 from tapfm.runtime.csv_files import csv_text, read_csv, write_csv
 from tapfm.runtime.files import fingerprint, write_atomically
 from tapfm.tiles.reading import SkippedTiles

@@ -12,7 +12,7 @@ from tapfm.results.markdown import markdown_table
 from tapfm.results.table import Cell, Column, Table, table_row
 from tapfm.runs.data import RunData, split_sizes_table
 from tapfm.runs.folder import RunFolder
-from tapfm.runs.progress import RunProgress
+from tapfm.runs.run_progress import RunProgress
 from tapfm.runtime.files import write_atomically
 from tapfm.runtime.messages import format_command, format_count
 

@@ -21,10 +21,10 @@ from tapfm.runtime.step_bars import StepBars
 from tapfm.runtime.steps import Step, StepResult, StepRunner
 from tapfm.runtime.workers import available_cores
 from tapfm.study.folder import StudyFolder
-from tapfm.study.plan import check_folder, check_input_files, plan_study
 from tapfm.study.runs import build_run_tables
 from tapfm.study.status import write_status
 from tapfm.study.steps import find_finished_steps, list_study_steps, write_ensembles
+from tapfm.study.study_plan import check_folder, check_input_files, plan_study
 
 _MAX_THREADS = 4  # for small encoders
 RunCommand = Callable[[Sequence[str], Path, Callable[[], int | None]], int]  # see `run_child_command`

@@ -16,8 +16,8 @@ from tapfm.runs.ensemble import write_ensemble
 from tapfm.runtime.files import file_sha256
 from tapfm.runtime.steps import Step
 from tapfm.study.folder import StudyFolder
-from tapfm.study.plan import StudyPlan
 from tapfm.study.runs import PlannedRun, StudyMethod, list_fold_runs, list_methods
+from tapfm.study.study_plan import StudyPlan
 
 METRICS_FILE = "metrics.json"  # the last file that `tapfm evaluate` writes
 

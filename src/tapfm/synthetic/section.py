@@ -67,7 +67,7 @@ class SectionSpec:
 
 
 @dataclass(frozen=True)
-class Section:
+class TissueSection:
     """A generated section. Masks and maps have MAP_MPP microns per pixel."""
 
     spec: SectionSpec
@@ -85,7 +85,7 @@ class Section:
         return np.asarray(self.compartments != Compartment.GLASS)
 
 
-def generate_section(spec: SectionSpec, *rng_key: int | str) -> Section:
+def generate_section(spec: SectionSpec, *rng_key: int | str) -> TissueSection:
     """Generate a section; the same rng_key gives the same section."""
     shape_hw = round(spec.height_um / MAP_MPP), round(spec.width_um / MAP_MPP)
     tissue = _generate_tissue(make_rng(*rng_key, "outline"), shape_hw, spec)
@@ -116,7 +116,7 @@ def generate_section(spec: SectionSpec, *rng_key: int | str) -> Section:
     along, across = fibre_coordinates(make_rng(*rng_key, "fibres"), shape_hw, bend_px=38, wavelength_px=260)
     focus = _place_foci(make_rng(*rng_key, "foci"), compartments == Compartment.EPITHELIUM, spec.foci)
     nuclei = _place_nuclei(compartments, focus, across, spec, *rng_key, "nuclei")
-    return Section(
+    return TissueSection(
         spec,
         compartments,
         focus,

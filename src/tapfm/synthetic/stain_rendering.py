@@ -24,7 +24,7 @@ from tapfm.synthetic.fields import (
     soft_step,
 )
 from tapfm.synthetic.nuclei import composite_nuclei, render_nuclei
-from tapfm.synthetic.section import MAP_MPP, Compartment, Section, draw_cell_borders
+from tapfm.synthetic.section import MAP_MPP, Compartment, TissueSection, draw_cell_borders
 
 ResampleRows: TypeAlias = Callable[[Field], Field]  # returns the rendered rows of a field of the section
 _TEXTURE_MPP = 0.5  # scale of the background at any resolution, so that a section looks the same at 20x and 40x
@@ -59,7 +59,7 @@ class _Textures:
     cover: Mapping[Compartment, Field]  # soft masks
 
 
-def render_stains(section: Section, mpp: float, *rng_key: int | str) -> Stains:
+def render_stains(section: TissueSection, mpp: float, *rng_key: int | str) -> Stains:
     """Render the stains of a section at `mpp`; the same rng_key gives the same result."""
     spec = section.spec
     background_hw = round(spec.height_um / _TEXTURE_MPP), round(spec.width_um / _TEXTURE_MPP)
@@ -79,7 +79,7 @@ def render_stains(section: Section, mpp: float, *rng_key: int | str) -> Stains:
     return stains
 
 
-def _make_textures(rng: np.random.Generator, section: Section, background_hw: Shape) -> _Textures:
+def _make_textures(rng: np.random.Generator, section: TissueSection, background_hw: Shape) -> _Textures:
     map_hw = section.compartments.shape
     return _Textures(
         grain=make_noise(rng, background_hw, 1.9 / _TEXTURE_MPP),
@@ -103,7 +103,7 @@ def _blur_mask(mask: Mask, blur_px: float) -> Field:
     return np.asarray(cv2.GaussianBlur(mask.astype(np.float32), (0, 0), blur_px), np.float32)
 
 
-def _draw_epithelial_borders(section: Section) -> Mask:
+def _draw_epithelial_borders(section: TissueSection) -> Mask:
     epithelial = {"epithelium", *(focus.name for focus in section.spec.foci)}
     cells = [each for each in section.nuclei if each.name in epithelial]
     if not cells:
@@ -112,7 +112,7 @@ def _draw_epithelial_borders(section: Section) -> Mask:
     return draw_cell_borders(x_um, y_um, section.compartments.shape)
 
 
-def _render_background(section: Section, textures: _Textures, rows: slice, width: int) -> tuple[Field, Field]:
+def _render_background(section: TissueSection, textures: _Textures, rows: slice, width: int) -> tuple[Field, Field]:
     """Render haematoxylin and eosin of some rows of the section without nuclei and blood."""
 
     def resample(field: Field) -> Field:
@@ -131,7 +131,9 @@ def _render_background(section: Section, textures: _Textures, rows: slice, width
     return haematoxylin * thickness, eosin * thickness
 
 
-def _render_stroma(section: Section, textures: _Textures, grain: Field, resample: ResampleRows) -> tuple[Field, Field]:
+def _render_stroma(
+    section: TissueSection, textures: _Textures, grain: Field, resample: ResampleRows
+) -> tuple[Field, Field]:
     """Render collagen: wavy fibres with clefts between them, of varying density."""
     along, across = resample(section.along), resample(section.across + textures.ripple)
     thick = render_fibres(textures.thick_fibres, along, across, 46, 7.5)
@@ -141,7 +143,9 @@ def _render_stroma(section: Section, textures: _Textures, grain: Field, resample
     return 0.07 + 0.04 * thick + 0.03 * fine + 0.03 * grain, eosin
 
 
-def _render_epithelium(_: Section, textures: _Textures, grain: Field, resample: ResampleRows) -> tuple[Field, Field]:
+def _render_epithelium(
+    _: TissueSection, textures: _Textures, grain: Field, resample: ResampleRows
+) -> tuple[Field, Field]:
     """Render cytoplasm with faint cell borders, denser near a lumen."""
     clouds = resample(textures.clouds)
     eosin = (
@@ -154,32 +158,34 @@ def _render_epithelium(_: Section, textures: _Textures, grain: Field, resample: 
     return 0.27 + 0.05 * clouds + 0.04 * grain, eosin
 
 
-def _render_lumen(_: Section, textures: _Textures, __: Field, resample: ResampleRows) -> tuple[Field, Field]:
+def _render_lumen(_: TissueSection, textures: _Textures, __: Field, resample: ResampleRows) -> tuple[Field, Field]:
     """Render a mostly empty lumen with some secretion."""
     secretion = resample(textures.secretion)
     return 0.01 + 0.06 * secretion, (0.24 + 0.07 * resample(textures.clouds)) * secretion
 
 
-def _render_fat(_: Section, textures: _Textures, grain: Field, resample: ResampleRows) -> tuple[Field, Field]:
+def _render_fat(_: TissueSection, textures: _Textures, grain: Field, resample: ResampleRows) -> tuple[Field, Field]:
     """Render empty fat cells with thin walls."""
     walls = resample(textures.fat_walls)
     return 0.1 * walls, np.clip(1.5 * walls, 0, 0.6) * (1 + 0.2 * grain)
 
 
-def _render_lymphoid(_: Section, textures: _Textures, grain: Field, resample: ResampleRows) -> tuple[Field, Field]:
+def _render_lymphoid(
+    _: TissueSection, textures: _Textures, grain: Field, resample: ResampleRows
+) -> tuple[Field, Field]:
     """Render the thin background between lymphocytes."""
     clouds = resample(textures.clouds)
     return 0.10 + 0.03 * clouds, 0.34 + 0.09 * clouds + 0.06 * grain
 
 
-def _render_vessel(section: Section, _: _Textures, grain: Field, resample: ResampleRows) -> tuple[Field, Field]:
+def _render_vessel(section: TissueSection, _: _Textures, grain: Field, resample: ResampleRows) -> tuple[Field, Field]:
     """Render a thin vessel wall around a clear lumen."""
     wall = soft_step(3.2 - resample(section.vessel_wall_distance_um), 1.2)
     return 0.08 * wall, (0.5 + 0.1 * grain) * wall
 
 
 _COMPARTMENT_RENDERERS: Mapping[
-    Compartment, Callable[[Section, _Textures, Field, ResampleRows], tuple[Field, Field]]
+    Compartment, Callable[[TissueSection, _Textures, Field, ResampleRows], tuple[Field, Field]]
 ] = {
     Compartment.STROMA: _render_stroma,
     Compartment.EPITHELIUM: _render_epithelium,
@@ -190,7 +196,7 @@ _COMPARTMENT_RENDERERS: Mapping[
 }
 
 
-def _render_red_cells(rng: np.random.Generator, section: Section) -> Field:
+def _render_red_cells(rng: np.random.Generator, section: TissueSection) -> Field:
     """Render red blood cells as discs of about 6 um in some of the vessels."""
     plane = np.zeros([round(side * MAP_MPP / _TEXTURE_MPP) for side in section.compartments.shape], np.uint8)
     rows, columns = np.nonzero(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from tapfm.errors import SettingError
 from tapfm.tasks.binary_target import BinaryTarget
+from tapfm.tasks.class_weights import Weighting
 from tapfm.tasks.target import Label, TargetKind
-from tapfm.tasks.weights import Weighting
 
 if TYPE_CHECKING:
     from tapfm.contracts import Task

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from tapfm.contracts import Targets
 from tapfm.tasks.binary_target import BinaryTarget
+from tapfm.tasks.class_weights import ClassWeights, Weighting, check_smoothing, compute_class_weights
 from tapfm.tasks.cross_entropy import encode_labels, weighted_cross_entropy
 from tapfm.tasks.target import Label, TargetKind
-from tapfm.tasks.weights import ClassWeights, Weighting, check_smoothing, compute_class_weights
 
 
 class MultiLabelTask:

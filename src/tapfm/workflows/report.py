@@ -74,8 +74,8 @@ class ReportOptions:
 @command_function(ReportOptions)
 def make_report(options: ReportOptions, console: Console) -> WrittenReport:
     """Write an HTML report of runs or a study. Warnings are in `.notes` of the result."""
+    from tapfm.report.heatmap_blocks import ImageSettings
     from tapfm.report.report_creation import PageOptions, create_report
-    from tapfm.report.slide_images import ImageSettings
 
     page_options = PageOptions(
         evaluations=options.evaluation,

@@ -258,8 +258,8 @@ def _find_studies(options: StudyOptions, preset_options: PresetOptions) -> dict[
     """Return the studies to run, by folder, with the machine settings of the command line."""
     from tapfm.config.study import StudyConfig, load_study
     from tapfm.study.folder import StudyFolder
-    from tapfm.study.plan import override_machine_settings
     from tapfm.study.preset_studies import build_mini_study, build_preset_study, expand_preset_name
+    from tapfm.study.study_plan import override_machine_settings
 
     folder = options.out or Path("STUDY")
     if isinstance(options.study, StudyConfig):
@@ -318,7 +318,7 @@ def _run_steps(
 ) -> StudyResult:
     """Run the unfinished steps of one study, and write its tables."""
     # imported first, because tapfm may be updated before the runs finish
-    import tapfm.study.report  # noqa: F401
+    import tapfm.study.study_tables  # noqa: F401
     from tapfm.study.runner import resume_command, run_study_steps
     from tapfm.study.runs import list_runs, select_runs
 
@@ -359,11 +359,11 @@ def _print_failures(failed: Mapping[str, str], folder: Path, resume_hint: str, c
 def _write_tables(config: StudyConfig, out: Path, console: Console) -> StudyResult:
     """Write the tables of finished runs."""
     from tapfm.study.folder import StudyFolder
-    from tapfm.study.report import write_report
+    from tapfm.study.study_tables import write_study_tables
 
     _check_study_folder(out)
     _check_tables_exist(config)
-    table = write_report(config, StudyFolder(out))
+    table = write_study_tables(config, StudyFolder(out))
     console.print(f"Results: {out / 'study.md'}", markup=False, soft_wrap=True)
     return StudyResult(config.name, out, table)
 
@@ -382,7 +382,7 @@ def _check_study_folder(folder: Path) -> None:
 def _list_runs(config: StudyConfig, out: Path, options: StudyOptions) -> StudyResult:
     """Return the runs of a study, with their states if the study folder is known."""
     from tapfm.study.folder import StudyFolder
-    from tapfm.study.plan import plan_study
+    from tapfm.study.study_plan import plan_study
 
     folder = StudyFolder(out)
     planned = plan_study(config, folder, options.only)

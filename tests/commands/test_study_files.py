@@ -1,4 +1,4 @@
-"""Files of a study report, from fake results."""
+"""Files that a study writes, from fake results."""
 
 import csv
 
@@ -10,7 +10,7 @@ from tapfm.results.figure import Figure
 from tapfm.results.markdown import markdown_sections
 from tapfm.results.table import Table
 from tapfm.runtime.csv_files import write_csv
-from tapfm.study import report
+from tapfm.study import study_tables
 from tapfm.study.folder import StudyFolder
 
 FILES = {"ROC curves": "roc.png", "Validation AUC and training loss": "curves.png"}
@@ -21,8 +21,8 @@ NOTES = ["Synthetic slides.", "<b>Not</b> tissue."]
 SPLIT = "slide_id,patient_id,cohort,split,FGFR3\ns1,p1,,train,1\ns2,p2,,val,0\ns3,p2,,test,1\ns4,p2,,test,0\n"
 
 
-def write_fake_report(folder, strengths):
-    """Write the report of a study with fake runs, and return the table of AUCs."""
+def write_fake_study(folder, strengths):
+    """Write the files of a study with fake runs, and return the table of AUCs."""
     study = make_study(notes=NOTES)
     results = make_results(study, strengths, folder=folder, baseline=0.3 if strengths else None)
     for run in (run for each in results.methods for run in each.histories):
@@ -31,14 +31,14 @@ def write_fake_report(folder, strengths):
     failed = [FAILED] if strengths else []
     write_csv(folder / "status.csv", ("run", "step", "state", "reason", "command", "log"), failed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "collect_results", lambda *_: results)
-        return report.write_report(study, StudyFolder(folder))
+        patch.setattr(study_tables, "collect_results", lambda *_: results)
+        return study_tables.write_study_tables(study, StudyFolder(folder))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("study")
-    write_fake_report(folder, (0.5, 1.0))
+    write_fake_study(folder, (0.5, 1.0))
     return folder
 
 
@@ -96,7 +96,7 @@ def test_slides_and_patients_are_counted_by_split(folder):
 
 
 def test_study_without_results_has_a_report(tmp_path):
-    assert not write_fake_report(tmp_path, ()).rows
+    assert not write_fake_study(tmp_path, ()).rows
     page = (tmp_path / "study.md").read_text()
     assert "0 of 2 runs finished" in page
     assert "No results yet." in page

@@ -9,7 +9,7 @@ Value = int | float | bool | str
 
 
 @dataclass(frozen=True)
-class Option:
+class AggregatorOption:
     """An option of one aggregator. Its type is `kind`, or the type of the default."""
 
     default: Value | None

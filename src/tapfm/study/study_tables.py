@@ -42,7 +42,7 @@ from tapfm.tasks.labels import label_count_cells, label_count_columns
 
 
 @dataclass(frozen=True)
-class _ReportPart:
+class _StudyPart:
     """A section that is also written to its own files: NAME.csv, NAME.md and its figures."""
 
     title: str
@@ -58,33 +58,33 @@ class _ReportPart:
         return Section(self.title, [self.table, *map(Paragraph, self.sentences), *self.figures.values()])
 
 
-def write_report(study: StudyConfig, folder: StudyFolder) -> Table:
+def write_study_tables(study: StudyConfig, folder: StudyFolder) -> Table:
     """Write the tables and figures of a study, and return the table of AUCs."""
     results = collect_results(study, folder)
     comparison = compare_study(results)
     auc = _auc_part(results, comparison)
     curves = {"curves.png": curves_figure(results)} if results.methods else {}
-    parts = [auc, _ReportPart("Convergence, time and memory", "costs", costs_table(results), figures=curves)]
+    parts = [auc, _StudyPart("Convergence, time and memory", "costs", costs_table(results), figures=curves)]
     if study.report in ("ablation", "stability"):
         fits = fit_losses(results, comparison)
         figures = {"ablation-raw.png": losses_figure(fits), "ablation-log.png": log_losses_figure(fits)}
         title = "Log-linear fit of the training loss"
-        parts.append(_ReportPart(title, "ablation", ablation_table(fits), figures=figures if fits else {}))
+        parts.append(_StudyPart(title, "ablation", ablation_table(fits), figures=figures if fits else {}))
     if study.report == "stability":
         runs = measure_stability(results)
         tables, sentences = (stability_means_table(runs), stability_runs_table(runs)), describe_stability(runs)
-        parts.append(_ReportPart("Stability", "stability", *tables, sentences))
+        parts.append(_StudyPart("Stability", "stability", *tables, sentences))
     if study.report == "forgetting":
         probes = summarise_probes(results)
         sentences = describe_forgetting(probes)
-        parts.append(_ReportPart("Forgetting", "forgetting", forgetting_table(probes), sentences=sentences))
+        parts.append(_StudyPart("Forgetting", "forgetting", forgetting_table(probes), sentences=sentences))
     sections = [Section("Overview", _overview(results)), *(part.section() for part in parts)]
     _write_files(folder.path, study, parts, [*sections, *_failed_steps_sections(study, folder)])
     write_sections(folder.path / "study.json", sections)  # `tapfm report` reads failures from status.csv
     return auc.table
 
 
-def _write_files(folder: Path, study: StudyConfig, parts: Sequence[_ReportPart], sections: Sequence[Section]) -> None:
+def _write_files(folder: Path, study: StudyConfig, parts: Sequence[_StudyPart], sections: Sequence[Section]) -> None:
     figures = {file: figure for part in parts for file, figure in part.figures.items()}
     files = {figure.title: file for file, figure in figures.items()}
     texts = {"study.md": markdown_sections(study.name, sections, files)}
@@ -103,11 +103,11 @@ def _write_files(folder: Path, study: StudyConfig, parts: Sequence[_ReportPart],
         write_png(folder / name, figure)
 
 
-def _auc_part(results: StudyResults, comparison: StudyComparison) -> _ReportPart:
+def _auc_part(results: StudyResults, comparison: StudyComparison) -> _StudyPart:
     name = "table_multilabel" if results.study.multilabel else "table_binary"
     roc = roc_figure(results)
     tables = wide_table(comparison, results.study), tidy_table(comparison)
-    return _ReportPart("AUC", name, *tables, figures={} if roc is None else {"roc.png": roc})
+    return _StudyPart("AUC", name, *tables, figures={} if roc is None else {"roc.png": roc})
 
 
 def _overview(results: StudyResults) -> list[Block]:
