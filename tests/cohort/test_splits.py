@@ -34,7 +34,7 @@ def row(slide_id, patient_id, split=None, **folds):
 
 
 def make_cohort(*rows, source=None):
-    return Cohort(tuple(rows), "tapfm", source=source)
+    return Cohort(tuple(rows), "tapfm", table_path=source)
 
 
 def make_patients(count, prevalence, seed=0):

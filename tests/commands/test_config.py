@@ -307,7 +307,7 @@ def test_setting_in_the_wrong_section_suggests_the_right_one(given_name, meant):
         ("task.targets=[]", "list should have at least 1 item after validation, not 0; got []"),
         ('task.targets=["A", 1, 2]', "input should be a valid string; got 2"),
         ("augmentation.flip=1.5", "input should be less than or equal to 1; got 1.5"),
-        ("augmentation.blur_radius=[0.1]", "input should have more items; got [0.1]"),
+        ("augmentation.blur_radius=[0.1]", "has too few items; got [0.1]"),
         ("augmentation.blur_radius=[0, 1]", "input should be greater than 0; got 0"),
         ("machine.workers=-1", "input should be greater than or equal to 0 or 'auto'; got -1"),
         ("cohort.fold=-1", "input should be greater than or equal to 0; got -1"),

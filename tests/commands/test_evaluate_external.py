@@ -355,7 +355,7 @@ def test_load_members_of_run_export_and_ensemble(members, exported, tmp_path):
     ("text", "message"),
     [
         ("{", "cannot be read"),
-        ('{"kind": "bagging", "members": ["a"]}', "its kind is 'bagging'"),
+        ('{"kind": "bagging", "members": ["a"]}', "invalid kind: 'bagging'"),
         ('{"kind": "seeds", "members": []}', "lists no members"),
         ('{"kind": "seeds", "members": ["absent"]}', "neither runs nor exports"),
         ('["a"]', "cannot be read"),

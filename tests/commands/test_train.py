@@ -87,7 +87,7 @@ def test_unwritable_tensorboard_events_do_not_stop_the_run(tmp_path, monkeypatch
     board.add({"epoch": 1, "loss_agg": 0.5})
     board.add({"epoch": 2, "loss_agg": 0.4})
     board.close()
-    assert capsys.readouterr().out.count("cannot be written") == 1
+    assert capsys.readouterr().out.count("TensorBoard") == 1
 
 
 def test_tensorboard_can_read_the_events(first):

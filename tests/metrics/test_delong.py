@@ -139,7 +139,7 @@ def test_difference_without_variance_has_no_p_value():
     rising = np.arange(1.0, 5.0)
     test = auc_difference(np.array([False, False, True, True]), rising, rising[::-1])
     assert (test.difference.value, test.difference.low, test.p) == (1.0, None, None)
-    assert "variance of the difference is 0" in test.difference.reason
+    assert "variance is 0" in test.difference.reason
     assert auc_difference(np.array([False, True, True]), rising[:3], rising[2::-1]).p is None
     assert auc_difference(np.array([True, True]), rising[:2], rising[2:]).difference.value is None
 

@@ -20,14 +20,14 @@ class RecordingDisplay:
     def __init__(self):
         self.started, self.finished = [], []
 
-    def start(self, step):
+    def show_start(self, step):
         assert threading.current_thread() is threading.main_thread()
         self.started.append(step.key)
 
-    def update(self):
+    def show_progress(self):
         assert threading.current_thread() is threading.main_thread()
 
-    def finish(self, step, result):
+    def show_result(self, step, result):
         assert threading.current_thread() is threading.main_thread()
         self.finished.append((step.key, result.state))
 
@@ -256,13 +256,13 @@ def test_step_bars_print_lines_without_a_terminal(tmp_path, monkeypatch):
     training = Step("train", (), tmp_path / "log", "a", history=tmp_path / "history.jsonl", epochs=3)
     (tmp_path / "history.jsonl").write_text("{}\n")
     with bars:
-        bars.start(steps[0])
-        bars.finish(steps[0], StepResult("done"))
-        bars.start(training)
-        bars.update()
-        bars.finish(training, StepResult("failed", "out of [memory]"))
-        bars.finish(steps[3], StepResult("not run", "needs a: train"))
-        bars.start(steps[0])
+        bars.show_start(steps[0])
+        bars.show_result(steps[0], StepResult("done"))
+        bars.show_start(training)
+        bars.show_progress()
+        bars.show_result(training, StepResult("failed", "out of [memory]"))
+        bars.show_result(steps[3], StepResult("not run", "needs a: train"))
+        bars.show_start(steps[0])
     assert output.getvalue().splitlines() == [
         "1 of 2 runs already done.",
         "1 of 2 runs done; features: embed",
@@ -277,7 +277,7 @@ def test_step_bars_show_bars_in_a_terminal(tmp_path):
     output = io.StringIO()
     steps, bars = make_bars(FakeStudy(tmp_path), output, force_terminal=True)
     with bars:
-        bars.start(steps[1])
+        bars.show_start(steps[1])
     shown = output.getvalue()
     assert "runs" in shown
     assert "0/2" in shown

@@ -118,7 +118,7 @@ class _TensorBoardWriter:
 
     def close(self) -> None:
         if self._writer is not None:
-            with contextlib.suppress(OSError):  # for example a full disk; checkpoints are saved elsewhere
+            with contextlib.suppress(OSError):  # for example a full disk; only TensorBoard events are lost
                 self._writer.close()
 
 

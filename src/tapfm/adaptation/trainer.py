@@ -253,7 +253,7 @@ class _TrainingLoop:
         self.pending_reports = []
 
     def record_unreadable_tiles(self, slide: LabelledSlide, unreadable: Mapping[int, str]) -> None:
-        """Record unreadable tiles of a slide. Raise `SlideFailed` if it has too many of them in all epochs."""
+        """Record unreadable tiles of a slide. Raise `SlideFailed` if too many were unreadable so far."""
         if unreadable:
             new = self.progress.skipped.setdefault(slide.slide_id, SkippedTiles([], ""))
             new.tiles = sorted({*new.tiles, *unreadable})

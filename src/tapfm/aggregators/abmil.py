@@ -35,7 +35,7 @@ class Abmil(nn.Module):
         self.classifier = nn.Linear(hidden, targets)
 
     def forward(self, z_KD: Tensor, r_K: Tensor) -> BagOutput:  # noqa: ARG002
-        """Pool the tiles of one slide."""
+        """Pool the tiles of one slide. The raw attention `r_K` is not used."""
         projected = self.project(z_KD)
         tile_weights = self.scores(projected).squeeze(0).softmax(0)
         logits_C = self.classifier(self.norm(tile_weights @ projected))

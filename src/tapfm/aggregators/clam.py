@@ -50,7 +50,7 @@ class Clam(nn.Module):
         self.instance_loss_factor = instance_weight / (1 - instance_weight)
 
     def forward(self, z_KD: Tensor, r_K: Tensor) -> BagOutput:  # noqa: ARG002
-        """Pool the tiles of one slide."""
+        """Pool the tiles of one slide. The raw attention `r_K` is not used."""
         projected = self.project(z_KD)
         tile_weights = self.scores(projected).softmax(1)  # (1 or C, K)
         bags = self.norm(tile_weights @ projected)

@@ -47,7 +47,7 @@ class Dsmil(nn.Module):
         self.instance_loss_factor = instance_weight / (1 - instance_weight)
 
     def forward(self, z_KD: Tensor, r_K: Tensor) -> BagOutput:  # noqa: ARG002
-        """Pool the tiles of one slide."""
+        """Pool the tiles of one slide. The raw attention `r_K` is not used."""
         instance_logits_KC = self.instance_classifier(z_KD)
         critical_logits_C, critical_tiles = instance_logits_KC.max(0)
         queries = self.query(z_KD)

@@ -16,7 +16,7 @@ class MaxPool(nn.Module):
         self.classifier = nn.Linear(feature_size, targets)
 
     def forward(self, z_KD: Tensor, r_K: Tensor) -> BagOutput:  # noqa: ARG002
-        """Pool the tiles of one slide."""
+        """Pool the tiles of one slide. The raw attention `r_K` is not used."""
         tile_logits_CK = self.classifier(self.norm(z_KD)).T
         # amax distributes its gradient over ties, so the order of the tiles does not matter
         return BagOutput(tile_logits_CK.amax(1), None, tile_scores=tile_logits_CK)

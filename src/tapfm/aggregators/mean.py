@@ -19,7 +19,7 @@ class MeanPool(nn.Module):
         self.classifier = nn.Linear(feature_size, targets)
 
     def forward(self, z_KD: Tensor, r_K: Tensor) -> BagOutput:  # noqa: ARG002
-        """Pool the tiles of one slide."""
+        """Pool the tiles of one slide. The raw attention `r_K` is not used."""
         tile_logits_CK = self.classifier(self.norm(z_KD)).T
         uniform_K = z_KD.new_full((len(z_KD),), 1 / len(z_KD))
         contributions = partial(compute_contributions, self.classifier, self.norm, uniform_K, z_KD)

@@ -53,7 +53,7 @@ class TorchmilAggregator(nn.Module):
             self.model.inst_loss_fn = _SmoothSvmLoss()
 
     def forward(self, z_KD: Tensor, r_K: Tensor, coordinates_K2: Tensor | None = None) -> BagOutput:  # noqa: ARG002
-        """Pool the tiles of one slide."""
+        """Pool the tiles of one slide. The raw attention `r_K` is not used."""
         graph = {}
         if self.uses_coordinates:
             assert coordinates_K2 is not None, "checked by SlideModel"

@@ -36,7 +36,7 @@ class VarMil(nn.Module):
         self.classifier = nn.Linear(2 * hidden, targets)
 
     def forward(self, z_KD: Tensor, r_K: Tensor) -> BagOutput:  # noqa: ARG002
-        """Pool the tiles of one slide."""
+        """Pool the tiles of one slide. The raw attention `r_K` is not used."""
         projected = self.project(z_KD)
         tile_weights = self.scores(projected).squeeze(0).softmax(0)
         mean = tile_weights @ projected

@@ -54,7 +54,8 @@ def find_baseline_slides(model_folder: ModelFolder, data: EvaluatedSlides) -> Ba
         reason = "an export does not contain its training slides; evaluate the run instead"
         return BaselineSlides((), (), evaluated, reason)
     if not training:
-        return BaselineSlides((), (), evaluated, "the cohort table of the run was not found at its recorded path")
+        reason = "the cohort table of the run cannot be read, or no longer contains the training slides"
+        return BaselineSlides((), (), evaluated, reason)
     return BaselineSlides(training, validation, evaluated)
 
 

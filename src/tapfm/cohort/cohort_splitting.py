@@ -140,14 +140,14 @@ def _check_existing_splits(cohort: Cohort, *, for_folds: bool, force: bool) -> N
         read_splits(cohort, fold)
     if replaced and not force:
         raise InputError(
-            f"{cohort.source} already has valid {'folds' if folds else 'splits'}.",
+            f"{cohort.table_path} already has valid {'folds' if folds else 'splits'}.",
             hint="Replace them with --force, or use them: "
-            f"tapfm config --cohort {shlex.quote(str(cohort.source))} --out run.toml",
+            f"tapfm config --cohort {shlex.quote(str(cohort.table_path))} --out run.toml",
         )
 
 
 def _read_resolutions(rows: Sequence[SlideRow], workers: int, console: Console) -> dict[str, str]:
-    """Return the scan resolution of each slide, from the table or its file; slides without one are omitted."""
+    """Return the scan resolution (40x, 20x or 10x) by slide id, from the table or the slide file, where it is known."""
     found = {row.slide_id: resolution for row in rows if (resolution := _read_resolution_from_row(row))}
     unread = [row for row in rows if row.slide_id not in found and row.path.exists()]
     if unread:

@@ -67,7 +67,7 @@ class Cohort:
     rows: tuple[SlideRow, ...]
     layout: str
     label_names: tuple[str, ...] = ()
-    source: Path | None = None  # path of the table; None for a folder or a single slide
+    table_path: Path | None = None  # None for a folder or a single slide
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -84,7 +84,7 @@ def fold_names(cohort: Cohort) -> list[str]:
 
 def _split_command(cohort: Cohort, *options: str) -> str:
     """Return the command that creates splits for this cohort."""
-    source = cohort.source or Path("COHORT.csv")
+    source = cohort.table_path or Path("COHORT.csv")
     out = source.with_name(f"{source.stem}-split.csv")
     return shlex.join(["tapfm", "split", str(source), "--out", str(out), *options])
 

@@ -32,7 +32,7 @@ def describe_invalid_values(error: ValidationError, settings: Sequence[SettingPa
         elif each["type"] == "json_invalid":
             name, message = "a name", "is not valid UTF-8 and cannot be written to a file"
         else:
-            message = "input should have more items" if each["type"] == "missing" else message
+            message = "has too few items" if each["type"] == "missing" else message
             values[name] = f"; got {each['input']!r}"
         problems.setdefault(name, []).append(message)
     return [

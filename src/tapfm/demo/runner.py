@@ -27,9 +27,10 @@ RunCommand = Callable[[Sequence[str]], int]
 
 
 def run_demo(size: DemoSize, out: Path, run_command: RunCommand, *, console: Console) -> DemoFolder:
-    """Run the steps that are not done yet.
+    """Run the demo from the first step that is not done, and return its folder.
 
-    Raises the error of a failed step, CommandFailedError if its command failed, or Interrupted after a stop signal.
+    Raises the exception of a step, CommandFailedError if a command exits with an error code, or Interrupted after a
+    stop signal.
     """
     folder = DemoFolder(out)
     resume_command = format_command("demo", *size.options, "--out", out)
@@ -87,15 +88,15 @@ class _DemoDisplay:
     def __init__(self, console: Console, steps: Sequence[Step]) -> None:
         self._console, self._steps = console, steps
 
-    def start(self, step: Step) -> None:
+    def show_start(self, step: Step) -> None:
         self._console.print(f"\n[bold]{self._steps.index(step) + 1}/{len(self._steps)} {step.title}[/bold]")
         if step.arguments:
             self._console.print(f"$ {format_command(*step.arguments)}", style="cyan", markup=False, soft_wrap=True)
 
-    def update(self) -> None:
+    def show_progress(self) -> None:
         pass
 
-    def finish(self, step: Step, result: StepResult) -> None:
+    def show_result(self, step: Step, result: StepResult) -> None:
         if result.state == "not run" or not step.shown_prefixes or not step.log.exists():
             return  # the log may be from an earlier attempt
         for line in step.log.read_text("utf-8").splitlines():

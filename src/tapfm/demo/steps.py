@@ -25,12 +25,12 @@ def list_demo_steps(size: DemoSize, folder: DemoFolder) -> list[Step]:
     def step(name: str, title: str, *arguments: object, **details: Any) -> Step:
         return Step(name, tuple(map(str, arguments)), folder.path / "logs" / f"{name}.txt", title=title, **details)
 
-    def predict(name: str, slides: str) -> Step:
-        out = folder.predictions(name)
-        arguments = ["predict", "--model", folder.tapfm_run, folder.cohort_table(name), "--split", "test"]
-        arguments += ["--tiles", folder.tiles(name), "--out", out, "--heatmaps", "--resume"]
-        title = f"Predict the {slides} slides and draw a heatmap of each"
-        return step(f"predict-{name}", title, *arguments, files=(out / "predictions.csv", out))
+    def predict_step(cohort_name: str, cohort_title: str) -> Step:
+        out = folder.predictions(cohort_name)
+        arguments = ["predict", "--model", folder.tapfm_run, folder.cohort_table(cohort_name), "--split", "test"]
+        arguments += ["--tiles", folder.tiles(cohort_name), "--out", out, "--heatmaps", "--resume"]
+        title = f"Predict the {cohort_title} slides and draw a heatmap of each"
+        return step(f"predict-{cohort_name}", title, *arguments, files=(out / "predictions.csv", out))
 
     steps = [
         step(
@@ -74,8 +74,8 @@ def list_demo_steps(size: DemoSize, folder: DemoFolder) -> list[Step]:
             files=(folder.auc_table, folder.study),
             before=partial(_write_study, folder.study_file, size),
         ),
-        predict("test", "held-out"),
-        predict("external", "external"),
+        predict_step("test", "held-out"),
+        predict_step("external", "external"),
         step(
             "report",
             "Write a report with all results",

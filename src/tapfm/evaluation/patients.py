@@ -29,7 +29,7 @@ def resample_patients(
 
 
 def _label_patterns(units: Sequence[Prediction], patients: Sequence[PatientKey], targets: TargetKinds) -> list[Pattern]:
-    """Return the strata of each patient's labels."""
+    """Return, for each patient, the label stratum of every target."""
     by_patient: dict[PatientKey, list[Prediction]] = {patient: [] for patient in patients}
     for each in units:
         by_patient[patient_key(each)].append(each)

@@ -18,7 +18,7 @@ from tapfm.inference.embedding_jobs import (
     EmbeddingRecord,
     EmbeddingSettings,
     check_no_foreign_files,
-    load_record,
+    find_finished,
     make_job,
 )
 from tapfm.inference.predictor import EncodedSlide, InferenceModel, Predictor
@@ -49,7 +49,7 @@ def embed_cohort(
         remove_unfinished(folder)
         jobs = {row.slide_id: make_job(row, tiles_folder, folder, settings, tile_command) for row in rows}
         table = SlideTable(folder, list(jobs), EmbeddingRecord, ("not embedded", "no features with these settings"))
-        todo = table.plan(jobs, only=only, force=force, load_finished=load_record)
+        todo = table.plan(jobs, only=only, force=force, load_finished=find_finished)
         for slide_id, job in jobs.items():
             if isinstance(job, Failure) and (only is None or slide_id in only):
                 print_failure(console, slide_id, job.reason)

@@ -77,7 +77,7 @@ def _feature_settings(settings: EmbeddingSettings) -> tuple[object, ...]:
     return card, loaded.provenance.sha256, loaded.encoder.tile_px, loaded.encoder.feature, settings.precision
 
 
-def load_record(job: EmbeddingJob) -> EmbeddingRecord | None:
+def find_finished(job: EmbeddingJob) -> EmbeddingRecord | None:
     """Return the record of a slide whose features exist and are up to date, or None."""
     if read_fingerprint(job.path) != job.key:
         return None

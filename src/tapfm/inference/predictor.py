@@ -185,7 +185,7 @@ class Predictor:
         return self._average_logits(by_model)
 
     def predict(self, slide_id: str, slide: EncodedSlide) -> SlideOutput:
-        """Return logits and tile scores of a slide. Raises NonFiniteError."""
+        """Return logits, constants and tile columns of a slide, combined over members. Raises NonFiniteError."""
         outputs = self.predict_each(slide_id, slide)
         if len(outputs) == 1:
             return outputs[0]

@@ -82,7 +82,7 @@ def _strata(patterns: Sequence[Pattern]) -> dict[str, list[int]]:
     }
     sizes = Counter(patterns)
     merged = {rarest[pattern] for pattern, size in sizes.items() if size < _SMALL_STRATUM}
-    groups: dict[str, list[int]] = {}  # the names are part of the random seed
+    groups: dict[str, list[int]] = {}  # patients by stratum name; the name is part of the random seed
     for number, pattern in enumerate(patterns):
         label = rarest[pattern]
         if label in merged:

@@ -59,9 +59,8 @@ def auc_difference(positive: Flags, a: Floats, b: Floats, level: float = 0.95) -
     # a variance this small is a rounding error
     if variance <= 1e-12 * (covariances[0, 0] + covariances[1, 1]):
         same = abs(difference) < 1e-12
-        reason = (
-            "both methods rank all pairs in the same order" if same else "the estimated variance of the difference is 0"
-        )
+        cause = "both methods rank every positive-negative pair the same" if same else "the estimated variance is 0"
+        reason = f"no DeLong interval: {cause}"
         return PairedTest(Estimate(0.0 if same else difference, reason=reason), 1.0 if same else None)
     deviation = math.sqrt(variance)
     half_width = _normal_quantile(level) * deviation

@@ -23,7 +23,7 @@ class LogLinearFit:
 
 
 def fit_log_linear(losses: Mapping[int, float], first: int = 2, last: int = 20, level: float = 0.95) -> LogLinearFit:
-    """Fit the losses of the epochs from `first` to `last` by least squares; missing epochs are skipped."""
+    """Fit log(loss) = a + b * epoch by least squares, for the given epochs from `first` to `last`."""
     from scipy import stats
 
     epochs = tuple(sorted(epoch for epoch in losses if first <= epoch <= last))

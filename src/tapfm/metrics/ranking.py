@@ -48,7 +48,7 @@ def roc_curve(positive: Flags, scores: Floats) -> Curve | None:
 
 
 def precision_recall_curve(positive: Flags, scores: Floats) -> Curve | None:
-    """Return precision, recall and thresholds in ascending order; the last point (1, 0) has no threshold.
+    """Return precision, recall and ascending thresholds; the last point (precision 1, recall 0) has no threshold.
 
     None if a class is missing.
     """

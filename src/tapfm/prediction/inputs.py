@@ -62,7 +62,7 @@ def read_sources(
     warnings: list[str] = []
     for source in sources:
         cohort = read_cohort(source, slides_folder, must_exist=False)  # a missing file fails only that slide
-        if split is not None and cohort.source is not None:
+        if split is not None and cohort.table_path is not None:
             cohort = _select_split(cohort, split, source)
         labels, label_warnings = _read_known_labels(cohort, targets)
         warnings += label_warnings
@@ -73,7 +73,7 @@ def read_sources(
                     f"Two slides have the id '{row.slide_id}':\n  {before.row.path}\n  {row.path}",
                     hint="Give them different ids in a cohort table with the columns slide_id,path.",
                 )
-            own_precedence = any(label is not None for label in known.values()), cohort.source is not None
+            own_precedence = any(label is not None for label in known.values()), cohort.table_path is not None
             if before is None or own_precedence > precedence[row.slide_id]:
                 found[row.slide_id] = RunSlide(row, row.split or "", known)
                 precedence[row.slide_id] = own_precedence

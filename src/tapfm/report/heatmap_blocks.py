@@ -42,6 +42,7 @@ from tapfm.runtime.messages import format_count
 from tapfm.runtime.progress import SlideProgress
 from tapfm.slides.opening import open_slide
 from tapfm.slides.slide import Slide
+from tapfm.tasks.target import TargetKind
 from tapfm.tiles.reading import format_error
 
 _MAX_SLIDE_PX = 480  # longest side of a slide's image
@@ -186,7 +187,7 @@ def _draw_heatmap(
         predicted.slide_id,
         chosen.target,
         chosen.outcome,
-        [_describe_prediction(predicted, chosen.target, prediction)],
+        [_describe_prediction(prediction, predicted.kinds[chosen.target])],
         images=[],
         is_wrong=chosen.is_wrong,
     )
@@ -207,10 +208,10 @@ def _draw_heatmap(
     return replace(heatmap, images=images), scale
 
 
-def _describe_prediction(predicted: PredictedSlide, target: str, prediction: TargetPrediction) -> str:
+def _describe_prediction(prediction: TargetPrediction, kind: TargetKind) -> str:
     text = f"probability {format_number(prediction.probability)}"
     text += "" if prediction.threshold is None else f", threshold {format_number(prediction.threshold)}"
-    text += "" if prediction.label is None else f", label {predicted.kinds[target].describe_label(prediction.label)}"
+    text += "" if prediction.label is None else f", label {kind.describe_label(prediction.label)}"
     return text
 
 

@@ -75,7 +75,7 @@ def create_report(
     paths: Sequence[Path], out: Path, options: PageOptions, *, console: Console, today: date
 ) -> WrittenReport:
     """Write the report of a study folder, or of one or several run folders."""
-    _check_output(out, force=options.force)
+    _check_output_file(out, force=options.force)
     for path in paths:
         check_source(path)
     sources = read_report_sources(
@@ -95,8 +95,8 @@ def create_report(
     return WrittenReport(out, len(html), list_source_folders(sources), list(page.warnings))
 
 
-def _check_output(out: Path, *, force: bool) -> None:
-    """Raise InputError if the output file exists and is not a report."""
+def _check_output_file(out: Path, *, force: bool) -> None:
+    """Raise InputError if `out` is a folder, or, without `force`, an existing file that is not a report."""
     if out.is_dir():
         raise InputError(f"{out} is a folder.", hint=f"Pass a file to --out, such as {out / 'report.html'}")
     if out.exists() and not force and not is_report_file(out):

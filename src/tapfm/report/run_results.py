@@ -1,4 +1,4 @@
-"""Results of a run, from its evaluations or from the predictions that it wrote at the end of training."""
+"""Results of a run: its evaluations, and metrics of its own predictions for splits without an evaluation."""
 
 from __future__ import annotations
 

@@ -50,12 +50,10 @@ def _read_ensemble(folder: Path) -> _Ensemble:
         kind, names = content["kind"], content["members"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise RunError(f"{path} cannot be read ({error}).", hint=_FORMAT_HINT) from error
-    if (
-        kind not in get_args(EnsembleKind)
-        or not isinstance(names, list)
-        or not all(isinstance(each, str) for each in names)
-    ):
-        raise RunError(f"{path} is not a valid ensemble: its kind is {kind!r}.", hint=_FORMAT_HINT)
+    if kind not in get_args(EnsembleKind):
+        raise RunError(f"{path} has an invalid kind: {kind!r}.", hint=_FORMAT_HINT)
+    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+        raise RunError(f"{path} has invalid members: they must be a list of folder names.", hint=_FORMAT_HINT)
     if not names:
         raise RunError(f"{path} lists no members.", hint=_FORMAT_HINT)
     members = tuple(folder / name for name in names)

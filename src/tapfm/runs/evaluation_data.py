@@ -161,7 +161,7 @@ def _select_external_splits(cohort: Cohort, split: str | None) -> dict[str, str]
     if split is None or split == ALL:
         return {row.slide_id: row.split or "" for row in cohort.rows}
     if not any(row.split for row in cohort.rows):
-        raise CohortError(f"{cohort.source} has no column 'split'.", hint="Omit --split to evaluate every slide.")
+        raise CohortError(f"{cohort.table_path} has no column 'split'.", hint="Omit --split to evaluate every slide.")
     return {row.slide_id: split for row in cohort.rows if row.split and parse_split(row.split) == split}
 
 
@@ -189,7 +189,7 @@ def _check_not_empty(
     """Raise CohortError if no slide can be evaluated."""
     if chosen:
         return
-    source = cohort.source or Path("COHORT.csv")
+    source = cohort.table_path or Path("COHORT.csv")
     if failed:
         what, folder = ("features", features) if features is not None else ("tiles", tiles)
         option = f"Use another folder: --{what} DIR"
@@ -210,7 +210,7 @@ def _check_slide_files(cohort: Cohort, rows: Sequence[SlideRow]) -> None:
     """Raise CohortError if no slide file of the cohort exists."""
     if not any(row.path.exists() for row in rows):
         raise CohortError(
-            f"None of the {len(rows):,} slide files of {cohort.source} exists, for example {rows[0].path}.",
+            f"None of the {len(rows):,} slide files of {cohort.table_path} exists, for example {rows[0].path}.",
             hint="Pass the folder of the slides: --slides FOLDER",
         )
 

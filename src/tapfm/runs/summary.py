@@ -29,7 +29,7 @@ def write_summary(
         "",
         "## Slides",
         "",
-        *_split_lines(data, progress),
+        *_slide_lines(data, progress),
         "",
         "## Training",
         "",
@@ -86,8 +86,8 @@ def _describe_selection(config: RunConfig, progress: RunProgress) -> str:
     return "because it is the last epoch"
 
 
-def _split_lines(data: RunData, progress: RunProgress) -> list[str]:
-    """Return a table of slides by split, and excluded slides."""
+def _slide_lines(data: RunData, progress: RunProgress) -> list[str]:
+    """Return the lines about slides: a table by split, and how many were not used or failed."""
     lines = [markdown_table(split_sizes_table(data)).rstrip()]
     if data.without_label:
         lines += ["", f"Not used, because they have no label: {format_count(len(data.without_label), 'slide')}."]

@@ -98,7 +98,7 @@ def _call_and_catch(function: Callable[[Job], Result], job: Job) -> Result | Fai
 
 
 class _SlideRecord(Protocol):
-    """A row of summary.csv: a frozen dataclass with these fields. All but the first two have defaults."""
+    """Protocol of a row of summary.csv: a frozen dataclass whose fields have defaults, except slide_id and status."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 

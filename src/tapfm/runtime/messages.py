@@ -11,14 +11,14 @@ _MAX_SLIDES_SHOWN = 5
 
 def group_hints(hints: Iterable[tuple[str, str]]) -> list[str]:
     """Return one line per distinct hint, with the slides it applies to, from (slide_id, hint) pairs."""
-    slides: dict[str, list[str]] = {}
+    slides_by_hint: dict[str, list[str]] = {}
     for slide_id, hint in hints:
         if hint:
-            slides.setdefault(hint, []).append(slide_id)
+            slides_by_hint.setdefault(hint, []).append(slide_id)
     lines = []
-    for hint, names in slides.items():
-        others = f" and {len(names) - _MAX_SLIDES_SHOWN:,} more" if len(names) > _MAX_SLIDES_SHOWN else ""
-        lines.append(f"{', '.join(names[:_MAX_SLIDES_SHOWN])}{others}: {hint}")
+    for hint, slide_ids in slides_by_hint.items():
+        others = f" and {len(slide_ids) - _MAX_SLIDES_SHOWN:,} more" if len(slide_ids) > _MAX_SLIDES_SHOWN else ""
+        lines.append(f"{', '.join(slide_ids[:_MAX_SLIDES_SHOWN])}{others}: {hint}")
     return lines
 
 

@@ -42,13 +42,13 @@ class StepBars:
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
-    def start(self, step: Step) -> None:
+    def show_start(self, step: Step) -> None:
         """Add a bar for a step."""
         self._running[step.key] = step, self._bars.add_task(f"  {step.key}", total=step.epochs or None, note="")
         if not self._console.is_terminal:
             self._print(f"{self._finished()} of {len(self._left)} {self._noun}s done; {step.key}")
 
-    def update(self) -> None:
+    def show_progress(self) -> None:
         """Update the number of finished epochs."""
         now = time.monotonic()
         if now - self._updated < _UPDATE_INTERVAL_S:
@@ -62,7 +62,7 @@ class StepBars:
         if lines and not self._console.is_terminal and now - self._printed > PRINT_INTERVAL_S:
             self._print("; ".join(lines))
 
-    def finish(self, step: Step, result: StepResult) -> None:
+    def show_result(self, step: Step, result: StepResult) -> None:
         """Remove the bar of a step, update the number of finished groups, and print the reason if the step failed."""
         if step.key in self._running:
             self._bars.remove_task(self._running.pop(step.key)[1])

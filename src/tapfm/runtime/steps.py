@@ -73,13 +73,13 @@ class StepResult:
 class StepDisplay(Protocol):
     """Displays steps as they run. Its methods are called from the main thread only."""
 
-    def start(self, step: Step) -> None:
+    def show_start(self, step: Step) -> None:
         """Show that a step is running."""
 
-    def update(self) -> None:
+    def show_progress(self) -> None:
         """Show the progress of running steps; called several times per second while a child process runs."""
 
-    def finish(self, step: Step, result: StepResult) -> None:
+    def show_result(self, step: Step, result: StepResult) -> None:
         """Show the result of a step, including steps that could not run."""
 
 
@@ -124,7 +124,7 @@ class StepRunner:
                         if blocked := self._result_if_blocked(step):
                             self._finish(step, blocked)
                         else:
-                            self._display.start(step)
+                            self._display.show_start(step)
                             running[executor.submit(self._run_step, step)] = step
                     finished, _ = wait(running, POLL_INTERVAL_S, FIRST_COMPLETED)
                     self._poll()
@@ -176,14 +176,14 @@ class StepRunner:
         if self._stop_now.is_set():
             raise SystemExit
         if threading.current_thread() is threading.main_thread():
-            self._display.update()
+            self._display.show_progress()
         return self._signal_number()
 
     def _finish(self, step: Step, result: StepResult) -> None:
         self._results[step.key] = result
         self._record(self._results)
         if self._signal_number() is None:  # do not show a stopped step as finished
-            self._display.finish(step, result)
+            self._display.show_result(step, result)
 
 
 class _InlineExecutor(Executor):

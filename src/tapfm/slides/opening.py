@@ -37,7 +37,7 @@ def open_slide(path: Path, cache_bytes: int = CACHE_BYTES) -> Slide:
     """
     if not path.exists():
         raise UnreadableSlideError(
-            f"{path} does not exist.", hint="Check the path. Relative paths start at the cohort table's folder."
+            f"{path} does not exist.", hint="Check the path. Paths in a cohort table are relative to its folder."
         )
     file = _find_dicom_file(path) if path.is_dir() else path
     if file.suffix.lower() in image.SUFFIXES:

@@ -91,7 +91,7 @@ def build_mini_study(name: str, folder: Path, seeds: Sequence[int] = ()) -> Stud
     """Return the small version of a preset, on synthetic slides in a folder."""
     preset = get_preset(name)
     tables = copy.deepcopy(dict(preset.study))
-    for overrides in (MINI_SETTINGS, preset.mini):
+    for overrides in (MINI_SETTINGS, preset.mini_overrides):
         merge_tables(tables, copy.deepcopy(dict(overrides)))
     task = preset.synth_task
     synthetic = mini_data.synthetic_folder(folder, task)

@@ -11,11 +11,14 @@ from tapfm.errors import UnknownNameError
 
 @dataclass(frozen=True)
 class Preset:
-    """Settings of STUDY.toml, except for the slides. `mini` overrides them for synthetic slides and tapfm-pocket."""
+    """Settings of STUDY.toml, except for the slides.
+
+    mini_overrides: settings that differ in the small version, for synthetic slides and tapfm-pocket.
+    """
 
     summary: str
     study: Mapping[str, Any]
-    mini: Mapping[str, Any] = field(default_factory=dict)
+    mini_overrides: Mapping[str, Any] = field(default_factory=dict)
     synth_task: str = "fgfr3"  # of the synthetic slides
 
 

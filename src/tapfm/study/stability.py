@@ -98,7 +98,7 @@ def describe_stability(runs: Sequence[RunStability]) -> list[str]:
         return [claim, "No seed has finished runs of all three orders yet."]
     sentences, least, most = [claim], 0, 0
     for name, meaning in MEASURES.items():
-        signs = [sign for orders in complete if (sign := _compare_joint(orders, name)) is not None]
+        signs = [sign for orders in complete if (sign := _compare_joint_order(orders, name)) is not None]
         if signs:
             highest, lowest = signs.count(1), signs.count(-1)
             counts = f"joint has the highest value in {highest} of {len(signs)} seeds and the lowest in {lowest}"
@@ -122,9 +122,9 @@ def describe_stability(runs: Sequence[RunStability]) -> list[str]:
     return [*sentences, conclusion]
 
 
-def _compare_joint(orders: Mapping[str, Mapping[str, float | None]], name: str) -> int | None:
+def _compare_joint_order(measures_by_order: Mapping[str, Mapping[str, float | None]], measure: str) -> int | None:
     """Return 1 if joint is higher than both other orders, -1 if lower than both, else 0; None if a value is missing."""
-    joint, before, after = (orders[order][name] for order in ("joint", "before", "after"))
+    joint, before, after = (measures_by_order[order][measure] for order in ("joint", "before", "after"))
     if joint is None or before is None or after is None:
         return None
     return 1 if joint > max(before, after) else -1 if joint < min(before, after) else 0

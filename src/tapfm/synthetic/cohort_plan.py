@@ -328,7 +328,7 @@ def _sample_artefacts(seed: int, slide_id: str) -> Artefacts:
     rng = make_rng(seed, slide_id, "what goes wrong")
     return Artefacts(
         folds=int(rng.choice([0, 1, 2], p=[0.65, 0.25, 0.1])),
-        blur_radius_um=float(rng.uniform(120, 220)) if rng.random() < 0.2 else 0.0,
+        blurred_region_radius_um=float(rng.uniform(120, 220)) if rng.random() < 0.2 else 0.0,
         pen=cast(PenColour, str(rng.choice(["blue", "green", "black"]))) if rng.random() < 0.15 else None,
         dust=int(rng.integers(3, 14)),
     )

@@ -53,7 +53,7 @@ class Artefacts:
     """Artefacts of a slide."""
 
     folds: int = 0  # number of tissue folds
-    blur_radius_um: float = 0.0  # of a region that is out of focus; 0: no such region
+    blurred_region_radius_um: float = 0.0  # 0: no region is out of focus
     pen: PenColour | None = None  # colour of a pen mark; None: no pen mark
     dust: int = 0  # number of dust particles
 
@@ -85,8 +85,8 @@ def scan_section(
         stains = _apply_folds(stains, fold, (round(shift_um[0] / scanner.mpp), round(shift_um[1] / scanner.mpp)))
     pixels = _render_pixels(stains, staining, scanner, make_rng(*rng_key, "noise"))
     blurred = np.zeros_like(tissue)
-    if artefacts.blur_radius_um > 0 and tissue.any():
-        blurred = _blur_region(rng, pixels, tissue, artefacts.blur_radius_um, scanner.mpp)
+    if artefacts.blurred_region_radius_um > 0 and tissue.any():
+        blurred = _blur_region(rng, pixels, tissue, artefacts.blurred_region_radius_um, scanner.mpp)
     pen = np.zeros_like(tissue)
     if artefacts.pen is not None and tissue.any():
         pen = _draw_pen(rng, pixels, tissue, artefacts.pen)

@@ -135,6 +135,7 @@ def _unknown_target_error(cohort: Cohort, missing: Sequence[str]) -> UnknownName
     near = [names[each] for name in missing for each in difflib.get_close_matches(name.lower(), names, cutoff=0.5)]
     suggestion = f"Did you mean: {', '.join(dict.fromkeys(near))}? " if near else ""
     return UnknownNameError(
-        f"{cohort.source or 'The cohort'} has no label column named {', '.join(map(repr, dict.fromkeys(missing)))}.",
+        f"{cohort.table_path or 'The cohort'} has no label column named "
+        f"{', '.join(map(repr, dict.fromkeys(missing)))}.",
         hint=f"{suggestion}Available: {', '.join(cohort.label_names) or 'none'}",
     )

@@ -89,21 +89,21 @@ def _unpredicted_slides(source: Path, slides_folder: Path | None) -> list[Viewer
 
 def _remove_duplicates(slides: Iterable[ViewerSlide]) -> list[ViewerSlide]:
     """Keep each file once, preferably with its prediction. Raises if different slides have the same id."""
-    by_id: dict[str, list[ViewerSlide]] = defaultdict(list)
+    slides_by_id: dict[str, list[ViewerSlide]] = defaultdict(list)
     for slide in slides:
-        same_id = by_id[slide.slide_id]
+        same_id = slides_by_id[slide.slide_id]
         duplicate = next((each for each in same_id if _is_same_file(each.path, slide.path)), None)
         if duplicate is None or (duplicate.prediction is not None and slide.prediction is not None):
             same_id.append(slide)
         elif slide.prediction is not None:
             same_id[same_id.index(duplicate)] = slide
-    if repeated := [slide_id for slide_id, same_id in by_id.items() if len(same_id) > 1]:
+    if repeated := [slide_id for slide_id, same_id in slides_by_id.items() if len(same_id) > 1]:
         raise CohortError(
             f"Several slides have the same id: {', '.join(repeated[:5])}{', ...' if len(repeated) > 5 else ''}.",
             hint="Pass only one of the folders or tables that contain them. "
             "If slides have moved since their prediction, pass their new folder to --slides.",
         )
-    return [slide for same_id in by_id.values() for slide in same_id]
+    return [slide for same_id in slides_by_id.values() for slide in same_id]
 
 
 def _is_same_file(first: Path | None, second: Path | None) -> bool:

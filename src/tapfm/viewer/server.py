@@ -58,7 +58,7 @@ def serve(app: ASGIApp, listener: socket.socket) -> None:
     """Serve requests until SIGINT or SIGTERM. The signal is raised again after the shutdown."""
     config = uvicorn.Config(
         app,
-        log_config=None,  # logging is already configured; Ctrl-C during a second configuration breaks its locks
+        log_config=None,  # uvicorn must not configure logging: Ctrl-C during that would break its locks
         log_level="warning",
         access_log=False,
         server_header=False,
