@@ -63,7 +63,7 @@ class AdaptationSettings:
         if not (0 <= self.lambda_ < math.inf and 0 <= self.beta < math.inf):
             raise SettingError(
                 f"lambda and beta must be finite and not negative; got {self.lambda_} and {self.beta}.",
-                hint="The paper uses lambda = 1 and beta = 0.",
+                hint="The defaults are lambda = 1 and beta = 0.",
             )
         for name, kind in (("cosine", CosineVariant), ("bag_gradient", BagGradient)):
             if getattr(self, name) not in get_args(kind):

@@ -76,10 +76,8 @@ def _print_evaluation(evaluation: Evaluation, console: Console, stderr: Console)
 
 
 def _print_missing_metrics(metrics: Iterable[MetricValue], stderr: Console) -> None:
-    reasons = dict.fromkeys(
-        f"{each.target}: {each.estimate.reason}"
-        for each in metrics
-        if each.estimate.value is None and each.estimate.reason
+    missing = dict.fromkeys(
+        (each.target, each.estimate.reason) for each in metrics if each.estimate.value is None and each.estimate.reason
     )
-    for reason in reasons:
-        print_line(stderr, f"  Not computed for {reason}")
+    for target, reason in missing:
+        print_line(stderr, f"  Metrics not computed for {target}: {reason}")

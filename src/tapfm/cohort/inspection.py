@@ -112,7 +112,7 @@ def _unique_id_candidates(slide_id: str) -> Iterator[str]:
 
 
 def write_cohort_table(rows: Sequence[SlideRow], path: Path) -> None:
-    """Write a cohort table with an id and a path for each slide and an empty column `mpp` to fill in."""
+    """Write a cohort table with id and path of each slide, its id as `patient_id`, and an empty `mpp` to fill in."""
     base = path.absolute().parent
     used_ids: set[str] = set()
     table = []

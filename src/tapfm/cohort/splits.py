@@ -95,10 +95,10 @@ def _check_patient_overlap(
     command: str = "tapfm split COHORT.csv --out SPLIT.csv --force",
 ) -> None:
     """Raise CohortError if slides of a patient are in several splits, which would leak test data into training."""
-    slides: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    slide_ids_by_patient: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for row, split in assigned:
-        slides[row.patient_id][split].append(row.slide_id)
-    overlapping = {patient: by_split for patient, by_split in slides.items() if len(by_split) > 1}
+        slide_ids_by_patient[row.patient_id][split].append(row.slide_id)
+    overlapping = {patient: by_split for patient, by_split in slide_ids_by_patient.items() if len(by_split) > 1}
     if not overlapping:
         return
     lines = [

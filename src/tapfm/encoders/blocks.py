@@ -194,14 +194,14 @@ def _split_packed_output(layer: Any, x_KND: Tensor, apply: Callable[[Any, Tensor
     half = layer.out_features // 2
     biases = (None, None) if layer.bias is None else (layer.bias[:half], layer.bias[half:])
     first, second = (
-        apply(_TensorLinear(weight, bias), x_KND)
+        apply(_LinearSlice(weight, bias), x_KND)
         for weight, bias in zip((layer.weight[:half], layer.weight[half:]), biases, strict=True)
     )
     return first, second
 
 
-class _TensorLinear(NamedTuple):
-    """A linear layer given by its weight and bias."""
+class _LinearSlice(NamedTuple):
+    """A slice of a linear layer, given by its weight and bias."""
 
     weight: Tensor
     bias: Tensor | None
@@ -222,7 +222,7 @@ def _can_fold_norm(norm: Any, x_KND: Tensor) -> bool:
 
 def _apply_norm_and_linear(norm: Any, layer: Any, x_KND: Tensor) -> Tensor:
     """Apply a norm and then a layer, with the weights of the norm folded into those of the layer."""
-    if type(layer) not in (nn.Linear, _TensorLinear):
+    if type(layer) not in (nn.Linear, _LinearSlice):
         return layer(norm(x_KND))
     inner_KND = F.layer_norm(x_KND, norm.normalized_shape, None, None, norm.eps)
     bias = layer.bias

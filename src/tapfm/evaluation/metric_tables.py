@@ -163,7 +163,7 @@ def build_metric_table(results: EvaluationResults) -> Table:
     counts = ["" if target == MACRO else _format_positives(found.get((target, first))) for target in targets]
     rows = [table_row(f"positive {results.about['unit']}s", *counts)]
     for metric in by_threshold[""]:
-        rows += [_metric_row(found, metric, names[metric], targets), *_delong_rows(found, metric, targets)]
+        rows += [_metric_row(found, metric, names[metric], targets), *_delong_interval_rows(found, metric, targets)]
     chosen = results.chosen_thresholds
     if chosen.thresholds is None:
         notes = [f"There are no metrics at a threshold, because no threshold was chosen: {chosen.source}."]
@@ -204,7 +204,7 @@ def _select_estimates(found: MetricsByTarget, target: str, metrics: Sequence[str
     return [None if (each := found.get((target, metric))) is None else each.estimate for metric in metrics]
 
 
-def _delong_rows(found: MetricsByTarget, metric: str, targets: Sequence[str]) -> list[Row]:
+def _delong_interval_rows(found: MetricsByTarget, metric: str, targets: Sequence[str]) -> list[Row]:
     """Return a row with DeLong's confidence intervals, or nothing if the metric has none."""
     cells = []
     for target in targets:

@@ -53,7 +53,7 @@ class BaselinePredictions:
 
 @dataclass(frozen=True)
 class EvaluatedTable:
-    """The cohort table of an evaluation, and the labels it lacks."""
+    """Name of an evaluated cohort table, the targets it has no column for, and its slides without any label."""
 
     name: str
     absent_targets: tuple[str, ...]  # targets without a column

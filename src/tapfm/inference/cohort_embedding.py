@@ -17,7 +17,7 @@ from tapfm.inference.embedding_jobs import (
     EmbeddingJob,
     EmbeddingRecord,
     EmbeddingSettings,
-    check_no_foreign_files,
+    check_no_overwriting,
     find_finished,
     make_job,
 )
@@ -44,7 +44,7 @@ def embed_cohort(
 
     tile_command: the command to suggest if tiles are missing.
     """
-    check_no_foreign_files(folder, rows)
+    check_no_overwriting(folder, rows)
     with lock_folder(folder, "tapfm embed"), SlideClaims(folder) as claims:
         remove_unfinished(folder)
         jobs = {row.slide_id: make_job(row, tiles_folder, folder, settings, tile_command) for row in rows}

@@ -16,6 +16,7 @@ from tapfm.encoders.weights import LoadedEncoder
 from tapfm.errors import InputError, TileStoreError
 from tapfm.runtime.cohort_job import Failure
 from tapfm.runtime.files import file_identity, fingerprint
+from tapfm.runtime.messages import format_count
 from tapfm.slides.opening import list_slide_files
 from tapfm.tiles.store import TileSet, read_slide_tiles
 
@@ -86,13 +87,14 @@ def find_finished(job: EmbeddingJob) -> EmbeddingRecord | None:
     return EmbeddingRecord(job.row.slide_id, "ok", tiles=tiles, tiles_failed=len(job.tiles) - tiles)
 
 
-def check_no_foreign_files(folder: Path, rows: Sequence[SlideRow]) -> None:
+def check_no_overwriting(folder: Path, rows: Sequence[SlideRow]) -> None:
     """Raise InputError if files of another tool would be overwritten."""
     names = [f"{row.slide_id}.h5" for row in rows]
     foreign = [name for name in names if (folder / name).exists() and not _may_replace(folder / name)]
     if foreign:
         raise InputError(
-            f"{folder} has {len(foreign):,} files that tapfm embed did not write, such as {foreign[0]}.",
+            f"tapfm embed would overwrite {format_count(len(foreign), 'file')} of another tool in {folder}, "
+            f"such as {foreign[0]}.",
             hint="Choose another folder with --out.",
         )
 

@@ -45,7 +45,7 @@ def predict_member(
     slides = list_labelled_slides(data.slides)
     finished = FinishedSlides(finished_path, member.digest, data.content_digests())
     known = finished.read()
-    for slide_id, slide in _find_training_predictions(member, data, slides).items():
+    for slide_id, slide in _find_run_predictions(member, data, slides).items():
         if slide_id not in known:
             finished.add(slide_id, slide)
             known[slide_id] = slide
@@ -66,7 +66,7 @@ def predict_member(
         )
 
 
-def _find_training_predictions(
+def _find_run_predictions(
     member: ModelMember, data: EvaluatedSlides, slides: Sequence[LabelledSlide]
 ) -> dict[str, FinishedSlide]:
     """Return the slides that the run predicted with the weights of its best epoch.

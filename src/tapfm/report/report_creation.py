@@ -167,7 +167,7 @@ def _build_summary(sources: ReportSources) -> list[str]:
 
 
 def _summarise_study(study: ReportedStudy, runs: Sequence[ReportedRun], selection_reason: str) -> str:
-    finished = f"{len(study.finished_runs)} of {format_count(len(study.planned), 'run')} finished."
+    finished = f"{len(study.finished_runs)} of {format_count(len(study.planned_runs), 'run')} finished."
     if not runs:
         return finished
     reason = f" ({selection_reason})" if selection_reason else ""
@@ -239,7 +239,7 @@ def _list_study_warnings(study: ReportedStudy) -> list[str]:
             f"The comparison of the methods is missing, because {study.folder} has no study.json. "
             f"To create it: {study.tables_command}"
         )
-    unfinished = len(study.planned) - len(study.finished_runs)
+    unfinished = len(study.planned_runs) - len(study.finished_runs)
     if unfinished:
         verb = "is" if unfinished == 1 else "are"
         warnings.append(f"{format_count(unfinished, 'run')} of the study {verb} not finished.")

@@ -31,7 +31,7 @@ class ReportedStudy:
     folder: Path
     config: StudyConfig
     runs: Mapping[str, ReportedRun]  # the runs that were started, by name
-    planned: Sequence[PlannedRun]
+    planned_runs: Sequence[PlannedRun]  # all runs of the study, started or not
     auc_rows: Sequence[CsvRow]  # of table_*.csv
     status_rows: Sequence[CsvRow]  # of status.csv
 
@@ -63,8 +63,8 @@ def is_study(folder: Path) -> bool:
 def read_study(folder: Path) -> ReportedStudy:
     """Read a study folder, with the runs that were started so far."""
     config = load_study(folder / STUDY_TOML)
-    planned = list_runs(config)
-    run_folders = {run.name: folder / "runs" / run.name for run in planned}
+    planned_runs = list_runs(config)
+    run_folders = {run.name: folder / "runs" / run.name for run in planned_runs}
     try:
         auc_rows = [row for name in _AUC_TABLES for row in read_table(folder / name)]
         status_rows = read_table(folder / "status.csv")
@@ -74,7 +74,7 @@ def read_study(folder: Path) -> ReportedStudy:
             f"A table in {folder} cannot be read ({error}).", hint=f"Write the tables again: {command}"
         ) from error
     runs = {name: read_run(path, name) for name, path in run_folders.items() if is_run(path)}
-    return ReportedStudy(folder, config, runs, planned, auc_rows, status_rows)
+    return ReportedStudy(folder, config, runs, planned_runs, auc_rows, status_rows)
 
 
 def select_runs(

@@ -72,7 +72,7 @@ def read_report_sources(
         runs = _make_names_unique([read_run(folder) for folder in folders])
     results, all_evaluations, all_predictions = {}, list(passed_evaluations), list(passed_predictions)
     for index, run in enumerate(runs):
-        run_evaluations = [folder for folder in passed_evaluations if _belongs_to(folder, runs, index)]
+        run_evaluations = [each for each in passed_evaluations if _is_shown_with(each, runs, index)]
         run_evaluations += find_evaluations(run.folder, run.weights_sha256)
         run_evaluations = remove_duplicates(run_evaluations)
         all_evaluations += run_evaluations
@@ -83,11 +83,11 @@ def read_report_sources(
     )
 
 
-def _belongs_to(folder: ResultFolder, runs: Sequence[ReportedRun], index: int) -> bool:
+def _is_shown_with(evaluation: ResultFolder, runs: Sequence[ReportedRun], index: int) -> bool:
     """Return whether an evaluation is shown with this run. Evaluations of other models are shown with the first run."""
-    if folder.is_result_of(runs[index].weights_sha256):
+    if evaluation.is_result_of(runs[index].weights_sha256):
         return True
-    return index == 0 and not any(folder.is_result_of(run.weights_sha256) for run in runs)
+    return index == 0 and not any(evaluation.is_result_of(run.weights_sha256) for run in runs)
 
 
 def _make_names_unique(runs: Sequence[ReportedRun]) -> list[ReportedRun]:

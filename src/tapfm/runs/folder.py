@@ -142,7 +142,7 @@ class RunFolder:
         self.promote_best(progress)
         return progress
 
-    def saved_moments(self) -> str:
+    def saved_moment_format(self) -> str:
         """Return how the optimiser's moments are stored in the last checkpoint."""
         return str(read_description(self.last).get("moments", "float32"))
 

@@ -56,7 +56,7 @@ class StepBars:
         self._updated = now
         lines = []
         for step, bar in self._running.values():
-            epochs = _count_epochs(step)
+            epochs = _count_finished_epochs(step)
             self._bars.update(bar, completed=epochs)
             lines.append(f"{step.key}, epoch {min(epochs + 1, step.epochs)}/{step.epochs}" if step.epochs else step.key)
         if lines and not self._console.is_terminal and now - self._printed > PRINT_INTERVAL_S:
@@ -79,7 +79,7 @@ class StepBars:
         self._printed = time.monotonic()
 
 
-def _count_epochs(step: Step) -> int:
+def _count_finished_epochs(step: Step) -> int:
     try:
         return step.history.read_bytes().count(b"\n") if step.history is not None else 0
     except OSError:  # not written yet

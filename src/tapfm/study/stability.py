@@ -114,8 +114,8 @@ def describe_stability(runs: Sequence[RunStability]) -> list[str]:
         conclusion = "Joint is the most stable by every measure in every seed: these runs contradict the proposition."
     else:
         conclusion = (
-            f"For {least} of {measured} measures, joint is the least stable order in every seed; for {most} of "
-            f"{measured}, it is the most stable: these runs neither support nor contradict the proposition."
+            f"Joint is the least stable in every seed by {least} of {measured} measures, and the most stable by "
+            f"{most} of {measured}. These runs neither support nor contradict the proposition."
         )
     if len(complete) < _MIN_SEEDS:
         conclusion += f" With fewer than {_MIN_SEEDS} seeds, this may be due to chance."

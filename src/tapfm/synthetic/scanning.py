@@ -143,7 +143,7 @@ def _draw_folds(rng: np.random.Generator, tissue: Mask, count: int) -> tuple[Mas
 
 
 def _random_curve(rng: np.random.Generator, x: float, y: float, length: float, bend: float) -> npt.NDArray[np.int32]:
-    """Return the points of a random curve through (x, y)."""
+    """Return the points of a random curve whose middle is (x, y)."""
     angle, turn = rng.uniform(0, 2 * np.pi), rng.normal(0, bend)
     steps = np.linspace(-0.5, 0.5, 24)
     angles = angle + turn * steps + 0.25 * np.sin(steps * rng.uniform(4, 9))

@@ -42,7 +42,7 @@ def find_binary_columns(cohort: Cohort) -> tuple[str, ...]:
     )
 
 
-def find_unusable_columns(cohort: Cohort) -> dict[str, str]:
+def find_binary_columns_with_invalid_values(cohort: Cohort) -> dict[str, str]:
     """Return the columns that contain 0, 1 and also invalid values, with a description of these values."""
     found = {
         name: _describe_invalid(cohort, name, _BINARY) for name in cohort.label_names if _has_both_classes(cohort, name)

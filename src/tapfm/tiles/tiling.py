@@ -75,7 +75,7 @@ def tile_slide(
             hint="If the scale is wrong, enter the correct one in the column `mpp` of the cohort table (um per pixel, "
             f"0.25 at 40x). If it is correct, extract coarser tiles: --mpp {mpp:g}",
         )
-    # after an error an OpenSlide handle fails on every call, so a damaged tile would fail the tiles of other threads
+    # one thread with OpenSlide: after an error its handle fails on every call, also for tiles of other threads
     threads = min(threads, _MAX_THREADS) if metadata.reader == "tiff" else 1
     longest_px = thumbnail_side_px(max(metadata.bounds.width_px0, metadata.bounds.height_px0), mpp)
     thumbnail = make_thumbnail(slide, longest_px, threads)

@@ -112,8 +112,8 @@ def _is_same_file(first: Path | None, second: Path | None) -> bool:
 
 def _slide_key(slide_id: str, path: Path | None, *prediction: str) -> str:
     """Return an opaque key that changes when the slide's files or its prediction change."""
-    files: list[tuple[str, int, int]] = []
+    file_identities: list[tuple[str, int, int]] = []
     if path is not None:
         with contextlib.suppress(OSError):  # a broken link is reported when the slide is opened
-            files = [file_identity(file) for file in list_slide_files(path)]
-    return fingerprint(slide_id, str(path and path.resolve()), files, prediction)[:_KEY_LENGTH]
+            file_identities = [file_identity(file) for file in list_slide_files(path)]
+    return fingerprint(slide_id, str(path and path.resolve()), file_identities, prediction)[:_KEY_LENGTH]

@@ -39,7 +39,7 @@ def open_socket(host: str, port: int | None) -> socket.socket:
             return listener
     raise InputError(
         f"Cannot listen on {host}{'' if port is None else f', port {port}'} ({last_error and last_error.strerror}).",
-        hint="Pass another --host or --port. Without --port, the next free port is used.",
+        hint="Pass another --host or --port. Without --port, the first free port from 8000 is used.",
     )
 
 

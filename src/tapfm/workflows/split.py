@@ -109,12 +109,12 @@ def split(options: SplitOptions, console: Console) -> SplitResult:
 
 def split_warnings(result: SplitResult) -> list[str]:
     """Return warnings about splits with one class, columns that cannot be used, and unknown scan resolutions."""
-    from tapfm.tasks.labels import find_unusable_columns
+    from tapfm.tasks.labels import find_binary_columns_with_invalid_values
 
     cohort_split, lines = result.split, []
     if not result.labels:
         lines.append("No column contains both 0 and 1, so the splits are not stratified by labels.")
-    for name, problem in find_unusable_columns(cohort_split.cohort).items():
+    for name, problem in find_binary_columns_with_invalid_values(cohort_split.cohort).items():
         if name not in result.labels:
             lines.append(f"Not stratified by a column, because labels must be 0, 1 or empty: {problem}.")
     if unknown := len(cohort_split.cohort) - len(cohort_split.resolutions):
