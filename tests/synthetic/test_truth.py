@@ -71,7 +71,7 @@ def test_geojson_contains_outlines_of_foci_and_artefacts(truth):
     assert names == ["FGFR3", "large", "Pen"]
     assert len({feature["id"] for feature in document["features"]}) == 3
     whole = Box(0, 0, 1792, 1792)
-    mask = rasterise(list(iterate_polygons(document["features"][2], whole)), truth.make_blank_thumbnail(pen))
+    mask = rasterise(list(iterate_polygons(document["features"][2], whole)), truth.make_placeholder_thumbnail(pen))
     assert cv2.countNonZero((mask ^ pen).astype(np.uint8)) < 0.1 * pen.sum()
 
 

@@ -15,8 +15,9 @@ def split(options: workflow.SplitOptions) -> None:
     """Split a cohort by patient into train, validation and test, stratified by labels and scan resolution.
 
     Writes a copy of the table with a new column split, or with columns fold_0,
-    fold_1, ... for cross-validation. If the table already has splits, they are
-    checked (a patient in two splits is an error) and replaced only with --force.
+    fold_1, ... for cross-validation. If the table already has splits, the
+    command checks them (a patient in two splits is an error) and stops.
+    --force replaces them without this check.
 
     \b
     Examples:

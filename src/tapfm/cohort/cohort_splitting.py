@@ -140,7 +140,7 @@ def _check_existing_splits(cohort: Cohort, *, for_folds: bool, force: bool) -> N
         read_splits(cohort, fold)
     if replaced and not force:
         raise InputError(
-            f"{cohort.table_path} already has valid {'folds' if folds else 'splits'}.",
+            f"{cohort.table_path} already has valid {'folds' if for_folds and folds else 'splits'}.",
             hint="Replace them with --force, or use them: "
             f"tapfm config --cohort {shlex.quote(str(cohort.table_path))} --out run.toml",
         )

@@ -65,7 +65,7 @@ def starter_config(
 
 
 def _relative_path(path: Path, folder: Path | None) -> str:
-    """Return a path relative to a folder; absolute paths stay absolute."""
+    """Return a path of the working directory relative to `folder`. An absolute path is returned unchanged."""
     if path.is_absolute() or folder is None:
         return path.as_posix()
     return Path(

@@ -34,7 +34,7 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class ChosenThresholds:
-    """Thresholds, and the slides that they were chosen on."""
+    """Thresholds, with a description of the slides that they were chosen on, or why there are none."""
 
     thresholds: Thresholds | None
     source: str  # such as "16 validation slides of the run"; without thresholds, the reason

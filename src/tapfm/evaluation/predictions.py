@@ -242,10 +242,10 @@ def _average_slide(predictions: Sequence[Prediction], targets: TargetKinds) -> P
                 f"Slide '{first.slide_id}' has different labels in the members of the ensemble.",
                 hint="Predict with the same cohort table for every member of the ensemble.",
             )
-    return replace(first, logits=_average_logits(predictions, targets))
+    return replace(first, logits=_combine_logits(predictions, targets))
 
 
-def _average_logits(predictions: Sequence[Prediction], targets: TargetKinds) -> dict[str, float]:
+def _combine_logits(predictions: Sequence[Prediction], targets: TargetKinds) -> dict[str, float]:
     return {
         target: kind.combine_logits([each.logits[target] for each in predictions]) for target, kind in targets.items()
     }
@@ -270,7 +270,7 @@ def _pool_slides(slides: Sequence[Prediction], targets: TargetKinds) -> Predicti
         labels={
             target: kind.pool_labels([each.labels.get(target) for each in slides]) for target, kind in targets.items()
         },
-        logits=_average_logits(slides, targets),
+        logits=_combine_logits(slides, targets),
         tiles=sum(each.tiles for each in slides),
         tiles_failed=sum(each.tiles_failed for each in slides),
     )

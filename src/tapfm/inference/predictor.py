@@ -182,7 +182,7 @@ class Predictor:
     def predict_logits(self, slide_id: str, slide: EncodedSlide) -> dict[str, float]:
         """Return the logits of a slide by target; an ensemble averages probabilities. Raises NonFiniteError."""
         by_model = [self._read_logits(slide_id, output) for output, _ in self._aggregate(slide)]
-        return self._average_logits(by_model)
+        return self._combine_logits(by_model)
 
     def predict(self, slide_id: str, slide: EncodedSlide) -> SlideOutput:
         """Return logits, constants and tile columns of a slide, combined over members. Raises NonFiniteError."""
@@ -191,7 +191,7 @@ class Predictor:
             return outputs[0]
         shared = [name for name in outputs[0].columns if all(name in each.columns for each in outputs)]
         return SlideOutput(
-            self._average_logits([each.logits for each in outputs]),
+            self._combine_logits([each.logits for each in outputs]),
             dict.fromkeys(self.targets),  # a mean of probabilities is not a sum over tiles
             {name: np.mean([each.columns[name] for each in outputs], axis=0) for name in shared},
         )
@@ -250,7 +250,7 @@ class Predictor:
             )
         return dict(zip(self.targets, logits, strict=True))
 
-    def _average_logits(self, by_model: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    def _combine_logits(self, by_model: Sequence[Mapping[str, float]]) -> dict[str, float]:
         if len(by_model) == 1:
             return dict(by_model[0])
         return {

@@ -40,7 +40,7 @@ def read_compared_predictions(sources: Sequence[str], split: str) -> ComparedPre
             f"Several models have the name {', '.join(repeated)}.",
             hint=f"Give them different names: {repeated[0]}-1=PATH {repeated[0]}-2=PATH",
         )
-    by_model = _match_cohorts({name: read_predictions(path) for name, path in named})
+    by_model = _drop_cohorts_if_missing({name: read_predictions(path) for name, path in named})
     targets = target_kinds(_find_common_targets(by_model))
     return ComparedPredictions(dict(named), by_model, targets, _collect_held_out_warnings(named, by_model))
 
@@ -77,7 +77,7 @@ def _find_predictions(path: Path, split: str) -> Path:
     return found
 
 
-def _match_cohorts(by_model: dict[str, list[Prediction]]) -> dict[str, list[Prediction]]:
+def _drop_cohorts_if_missing(by_model: dict[str, list[Prediction]]) -> dict[str, list[Prediction]]:
     """Remove the cohort of all predictions if one table has none, so that patients match by patient_id only."""
     without_cohorts = [name for name, predictions in by_model.items() if not any(each.cohort for each in predictions)]
     if len(without_cohorts) in (0, len(by_model)):

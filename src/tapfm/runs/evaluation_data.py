@@ -161,7 +161,9 @@ def _select_external_splits(cohort: Cohort, split: str | None) -> dict[str, str]
     if split is None or split == ALL:
         return {row.slide_id: row.split or "" for row in cohort.rows}
     if not any(row.split for row in cohort.rows):
-        raise CohortError(f"{cohort.table_path} has no column 'split'.", hint="Omit --split to evaluate every slide.")
+        raise CohortError(
+            f"{cohort.table_path} has no column 'split', or it is empty.", hint="Omit --split to evaluate every slide."
+        )
     return {row.slide_id: split for row in cohort.rows if row.split and parse_split(row.split) == split}
 
 

@@ -86,8 +86,9 @@ class StepDisplay(Protocol):
 class StepRunner:
     """Runs the steps that are not done yet, each after the steps it needs.
 
-    run_command: runs the command of a step and returns its exit code. It must call its second argument regularly, which
-        returns the number of a signal to forward to the command, or raises SystemExit to stop immediately.
+    run_command(step, poll): runs the command of a step and returns its exit code. It must call `poll()` regularly.
+        `poll` returns None or the number of a signal to forward to the command, or raises SystemExit to stop
+        immediately.
     record: called with the results of all steps at the start and after every change.
     signal_number: returns the number of a received stop signal, or None. After a signal no step is started.
     jobs: number of steps to run at the same time. A single job runs in the main thread, several run in threads.

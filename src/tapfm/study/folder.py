@@ -36,7 +36,7 @@ class StudyFolder:
         self.colours = path / "colours.csv"  # colour statistics of slides, shared by all evaluations
 
     def features(self, encoder: str, cohort: str = "test") -> Path:
-        """Return the folder with the features of an encoder for the cohort `test` or `external`."""
+        """Return the folder with the features of all slides of [cohort] (`test`), or of [external] (`external`)."""
         return self.path / "features" / (safe_folder_name(encoder) + ("-external" if cohort == "external" else ""))
 
     def config(self, run: PlannedRun) -> Path:

@@ -43,7 +43,7 @@ class StudyResults:
     baseline: Mapping[tuple[str, str | None], SeedPredictions]
 
     def predictions(self, cohort: str, target: str) -> dict[str, SeedPredictions]:
-        """Return the predictions of a target in a cohort, by row key of the method. The baseline is the last row."""
+        """Return the predictions of each method for a target and cohort, by `row_key`; the baseline is last."""
         by_row = {
             each.method.row_key: each.predictions[cohort]
             for each in self.methods

@@ -23,7 +23,7 @@ from tapfm.runtime.workers import available_cores
 from tapfm.study.folder import StudyFolder
 from tapfm.study.runs import build_run_tables
 from tapfm.study.status import write_status
-from tapfm.study.steps import find_finished_steps, list_study_steps, write_ensembles
+from tapfm.study.steps import find_finished_steps, list_study_steps, write_fold_ensembles
 from tapfm.study.study_plan import check_folder, check_input_files, plan_study
 
 _MAX_THREADS = 4  # for small encoders
@@ -70,7 +70,7 @@ def run_study_steps(
             console.print(f"Skipping the run {name}: {problem}", markup=False, soft_wrap=True)
         run_command = partial(run_child_command, environment=_thread_settings(study, jobs))
         results = run_steps(list_study_steps(study, folder, plan), folder, stop, console, run_command, jobs=jobs)
-        write_ensembles(study, folder)
+        write_fold_ensembles(study, folder)
         return StudyStepResults(out, results, stop.signal_number())
 
 

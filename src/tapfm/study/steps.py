@@ -53,7 +53,7 @@ class _StepBuilder:
     plan: StudyPlan
 
     def list_run_steps(self, run: PlannedRun) -> Iterator[Step]:
-        """Yield the steps of one run, including those for the features of its encoder."""
+        """Yield the steps of one run. If its encoder is frozen, they include storing its features."""
         study, folder = self.study, self.folder
         if problem := self.plan.problems.get(run.name):
             show_config = ("config", str(folder.config(run)))
@@ -157,7 +157,7 @@ def is_evaluated(folder: Path, study: StudyConfig, slides: SlidesSection) -> boo
     return failed <= study.allow_failures and all(evaluation.get(name) == value for name, value in expected.items())
 
 
-def write_ensembles(study: StudyConfig, folder: StudyFolder) -> None:
+def write_fold_ensembles(study: StudyConfig, folder: StudyFolder) -> None:
     """Write the ensemble of each method whose folds are all finished."""
     for method in list_methods(study) if study.folds else []:
         for seed in study.seeds:

@@ -63,7 +63,7 @@ class SlideTruth:
 
     def coverage(self, mask: Mask, positions: Positions, side_px0: int) -> npt.NDArray[np.float64]:
         """Return the fraction of each tile that a mask of this slide covers."""
-        return mask_coverage(mask, self.make_blank_thumbnail(mask), positions, side_px0)
+        return mask_coverage(mask, self.make_placeholder_thumbnail(mask), positions, side_px0)
 
     def signal_coverage(self, target: str, positions: Positions, side_px0: int) -> npt.NDArray[np.float64]:
         """Return the fraction of each tile with the morphology of a target; 0 for all tiles of a negative slide."""
@@ -71,8 +71,8 @@ class SlideTruth:
             return np.zeros(len(positions))
         return self.coverage(np.asarray(self.focus == self.foci.index(target) + 1), positions, side_px0)
 
-    def make_blank_thumbnail(self, mask: Mask) -> Thumbnail:
-        """Return a blank thumbnail of the slide with the shape of a mask."""
+    def make_placeholder_thumbnail(self, mask: Mask) -> Thumbnail:
+        """Return a thumbnail without an image, to map mask pixels to level-0 coordinates."""
         return Thumbnail(np.broadcast_to(np.uint8(0), (*mask.shape, 3)), Box(0, 0, self.width_px0, self.height_px0))
 
 
@@ -131,10 +131,12 @@ def encode_truth_geojson(truth: SlideTruth, artefacts: Mapping[str, Mask], slide
     for index, name in enumerate(truth.foci):
         mask = np.asarray(truth.focus == index + 1)
         features += build_qupath_features(
-            mask, truth.make_blank_thumbnail(mask), (0, 0), slide_id, name, _FOCUS_COLOURS[index]
+            mask, truth.make_placeholder_thumbnail(mask), (0, 0), slide_id, name, _FOCUS_COLOURS[index]
         )
     for name, mask in artefacts.items():
-        features += build_qupath_features(mask, truth.make_blank_thumbnail(mask), (0, 0), slide_id, name, (90, 90, 90))
+        features += build_qupath_features(
+            mask, truth.make_placeholder_thumbnail(mask), (0, 0), slide_id, name, (90, 90, 90)
+        )
     return json.dumps({"type": "FeatureCollection", "features": features}).encode()
 
 
