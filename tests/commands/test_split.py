@@ -78,6 +78,13 @@ def test_existing_splits_are_kept_without_force(tmp_path):
     valid = write_table(tmp_path / "valid.csv", header=header, extra=lambda i: ",train" if i < 30 else ",test")
     error = split_error(valid, "--out", tmp_path / "new.csv")
     assert "already has valid splits" in error
+    with_folds = write_table(
+        tmp_path / "folds.csv",
+        header=f"{header},fold_0",
+        extra=lambda i: ",train,train" if i < 20 else ",train,val" if i < 30 else ",test,test",
+    )
+    assert "already has valid splits" in split_error(with_folds, "--out", tmp_path / "new.csv")
+    assert "already has valid folds" in split_error(with_folds, "--out", tmp_path / "new.csv", "--folds", "4")
     assert "--force" in error
     assert tapfm("split", valid, "--out", tmp_path / "new.csv", "--force").returncode == 0
     rows = read_rows(tmp_path / "new.csv")
