@@ -23,7 +23,7 @@ def recipe_settings(recipe: Recipe, card: EncoderCard, method: Method, epochs: i
     """Return the settings of a recipe for an encoder, a method and, if given, a number of epochs."""
     settings = _paper_settings(card, method)
     if recipe == "reference":
-        for section, values in _reference_settings(epochs or settings["schedule"]["epochs"]).items():
+        for section, values in _reference_code_settings(epochs or settings["schedule"]["epochs"]).items():
             settings[section] |= values
     if card.packaged:
         settings["optimiser"] |= _PACKAGED_ENCODER_RATES
@@ -55,7 +55,7 @@ def _paper_settings(card: EncoderCard, method: Method) -> Settings:
     }
 
 
-def _reference_settings(epochs: int) -> Settings:
+def _reference_code_settings(epochs: int) -> Settings:
     """Return the settings of the authors' scripts that differ from the paper."""
     return {
         "task": {"weighting": "reference"},

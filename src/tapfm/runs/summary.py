@@ -92,7 +92,7 @@ def _slide_lines(data: RunData, progress: RunProgress) -> list[str]:
     if data.without_label:
         lines += ["", f"Not used, because they have no label: {format_count(len(data.without_label), 'slide')}."]
     if lost := [slide for slide in data.slides if slide.row.slide_id in progress.failed]:
-        lines += ["", f"Of these, {format_count(len(lost), 'slide')} failed (below)."]
+        lines += ["", f"Of the slides in the table, {len(lost):,} failed (below)."]
     return lines
 
 
@@ -113,9 +113,9 @@ def _training_lines(config: RunConfig, progress: RunProgress) -> list[str]:
         scope, encoder_lr = config.adaptation.scope, config.optimiser.encoder_lr
         settings = f"scope `{scope}`, learning rate {encoder_lr:g} (encoder), {settings}"
     return [
-        f"{format_count(len(history), 'epoch')}, {format_count(progress.step, 'step')}, {tiles:,} tiles in "
-        f"{format_duration(seconds)}, including validation; {waited:.0%} of the time was spent waiting for tiles; peak "
-        f"memory {peak:.1f} GiB.{early}",
+        f"{format_count(len(history), 'epoch')}, {format_count(progress.step, 'step')}, {tiles:,} training tiles; "
+        f"{format_duration(seconds)} including validation, {waited:.0%} of it spent waiting for tiles; peak memory "
+        f"{peak:.1f} GiB.{early}",
         "",
         f"Recipe `{config.recipe}`, seed {config.seed}, {settings}.",
     ]

@@ -1,4 +1,4 @@
-"""Text helpers for messages: commands to copy, counts, and hints grouped by slides."""
+"""Text helpers for messages: commands to copy, counts, and hints with the slides they apply to."""
 
 from __future__ import annotations
 

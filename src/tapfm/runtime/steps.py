@@ -128,7 +128,7 @@ class StepRunner:
                             self._display.show_start(step)
                             running[executor.submit(self._run_step, step)] = step
                     finished, _ = wait(running, POLL_INTERVAL_S, FIRST_COMPLETED)
-                    self._poll()
+                    self._check_stop_signal()
                     for future in finished:
                         self._finish(running.pop(future), future.result())
             except (
@@ -163,7 +163,7 @@ class StepRunner:
         if step.function is not None:
             step.function()
         else:
-            code = self._run_command(step, self._poll)
+            code = self._run_command(step, self._check_stop_signal)
         if code == 0 and step.is_done():
             return StepResult("done")
         if self._signal_number() is not None:
@@ -172,7 +172,7 @@ class StepRunner:
             return StepResult("failed", "the command reported no error, but its output files are missing")
         return StepResult("failed", failure_reason(code, step.log, log_bytes), code)
 
-    def _poll(self) -> int | None:
+    def _check_stop_signal(self) -> int | None:
         """Update the display and return a received stop signal. Raises SystemExit to stop immediately."""
         if self._stop_now.is_set():
             raise SystemExit

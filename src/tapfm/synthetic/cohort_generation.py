@@ -194,7 +194,7 @@ def _check_folder(folder: Path, key: str, *, force: bool) -> list[str]:
 
 
 def _remove_earlier_cohort(folder: Path, names: Sequence[str]) -> None:
-    """Delete the slides, ground truth and tables of an earlier cohort, but no other files."""
+    """Delete the files of an earlier cohort, but no other files."""
     for name in names:
         for path in (folder / name, *_list_truth_files(folder, Path(name).stem).values()):
             if not path.parent.is_symlink():

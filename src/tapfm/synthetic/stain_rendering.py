@@ -90,7 +90,7 @@ def _make_textures(rng: np.random.Generator, section: TissueSection, background_
         ripple=2.6 * smooth_noise(rng, map_hw, 26) + 1.3 * smooth_noise(rng, map_hw, 9),
         secretion=soft_step(rough_noise(rng, map_hw, 90, 4, 0.6) - 1.1, 1.8),
         thickness=1 + 0.07 * smooth_noise(rng, map_hw, 350),
-        cell_borders=_blur_mask(_draw_epithelial_borders(section), 0.7),
+        cell_borders=_blur_mask(_draw_epithelial_cell_borders(section), 0.7),
         fat_walls=_blur_mask(section.fat_walls, 0.9),
         near_lumen=_blur_mask(section.compartments == Compartment.LUMEN, 2.0),
         cover={
@@ -103,7 +103,7 @@ def _blur_mask(mask: Mask, blur_px: float) -> Field:
     return np.asarray(cv2.GaussianBlur(mask.astype(np.float32), (0, 0), blur_px), np.float32)
 
 
-def _draw_epithelial_borders(section: TissueSection) -> Mask:
+def _draw_epithelial_cell_borders(section: TissueSection) -> Mask:
     epithelial = {"epithelium", *(focus.name for focus in section.spec.foci)}
     cells = [each for each in section.nuclei if each.name in epithelial]
     if not cells:
