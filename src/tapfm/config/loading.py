@@ -54,7 +54,7 @@ def read_toml(file: Path, create_command: str) -> dict[str, Any]:
         raise InputError(f"{file} cannot be read ({error.strerror}).", hint="Pass the path of a TOML file.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(
-            f"{file} is not a valid TOML file: {error}.", hint='Fix this line. Strings need quotes, for example "uni".'
+            f"{file} is not a valid TOML file: {error}.", hint='Fix it there. Strings need quotes, such as "uni".'
         ) from error
 
 

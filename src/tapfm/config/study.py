@@ -153,7 +153,7 @@ def _normalise_encoders(config: StudyConfig) -> tuple[StudyConfig, list[str]]:
 
 
 def _find_problems(config: StudyConfig) -> Iterator[str]:
-    """Yield the problems of settings that are unknown, listed twice, or contradict each other."""
+    """Yield duplicate values, unknown or invalid names, and settings that are missing or contradict each other."""
     listed: dict[str, list[Any]] = {
         "targets": config.targets,
         "encoders": config.encoders,

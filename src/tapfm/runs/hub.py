@@ -106,5 +106,5 @@ def _make_push_error(repository: str, error: Exception) -> InputError:
             hint="Check the network connection, then run the command again.",
         )
     return InputError(
-        f"The Hugging Face Hub rejected {repository} (status {status}): {reason}", hint="Run the command again later."
+        f"The push to {repository} failed (HTTP status {status}): {reason}", hint="Run the command again later."
     )

@@ -21,7 +21,7 @@ STOPPED_CODE = 130  # after Ctrl-C
 class Step:
     """A command to run, or a function to call.
 
-    name: unique within the group.
+    name: unique within the group. The key of a step is "group: name", or its name if it has no group.
     arguments: arguments of the tapfm command; empty if `function` is called instead.
     log: file for the command's output.
     group: the run or cohort that the step belongs to, if any.

@@ -138,7 +138,7 @@ class CohortSpec:
                 raise UnknownNameError.with_suggestions("target", name, names, see=", ".join(names))
             if not 0 < value < 1:
                 raise InputError(
-                    f"A prevalence of {value:g} for {name} would leave one class without slides.",
+                    f"The prevalence of {name} must be larger than 0 and smaller than 1; got {value:g}.",
                     hint="Pass a fraction between 0 and 1, for example --prevalence 0.4",
                 )
 
