@@ -175,7 +175,7 @@ def _find_problems(config: StudyConfig) -> Iterator[str]:
                 yield f"{key}: {error.message} {error.hint}"
     for name in (config.name, *listed["variants"]):
         if not _NAME.fullmatch(name):
-            yield f"name: {name!r} cannot be a folder name; use letters and digits, then also _ . , + = : -"
+            yield f"name: {name!r} cannot be a folder name; use letters, digits, spaces and _.,+=:-"
     if config.multilabel and len(config.targets) == 1:
         yield "task: multilabel needs at least two targets"
     if config.report == "forgetting" and config.probe is None:
