@@ -48,7 +48,10 @@ SCRIPTS = {"step": ("adaptation_step.py",), "data-loading": ("data_loading.py", 
 STEP_OPTIONS = ("--tiles", "32", "--chunk", "8", "--repeats", "5")
 DATA_LOADING_OPTIONS = ("--encoder", "tapfm-pocket", "--tiles", "40", "--slides", "2", "--epochs", "2")
 DATA_LOADING_WORKERS = ("--workers", "0", "1")
-SYNTH_OPTIONS = ("--slides", "6", "--external", "0", "--tiles", "60", "--prevalence", "0.5", "--difficulty", "easy")
+SYNTH_OPTIONS = (
+    *("--slides", "6", "--external", "0", "--tiles-per-slide", "60"),
+    *("--prevalence", "0.5", "--difficulty", "easy"),
+)
 SYNTH_FRACTIONS = ("--fractions", "0.34", "0.33", "0.33")
 RUN_COMMAND = "from {module} import {function} as main; main()"
 # Runs a command twice, with different --out, and writes the seconds of the second run.

@@ -1,4 +1,4 @@
-"""Compare methods on bags of real H&E tiles with a known labelling rule, and an encoder with pretrained weights.
+"""Compare models on bags of real H&E tiles with a known labelling rule, and an encoder with pretrained weights.
 
     python benchmarks/real_tiles.py train --tiles crc --weights dinov2_small.safetensors --results real_tiles.jsonl
     python benchmarks/real_tiles.py report --tiles crc --results real_tiles.jsonl
@@ -7,11 +7,11 @@
 villous). A bag represents a slide. Binary task: in a positive bag, a tenth of the tiles is AC and the rest is sampled
 from H, S, T and V; a negative bag has no AC. Multi-label task: AC, S, T and V are the targets, each with its own
 prevalence. For each positive target, a tenth of the tiles is of that class; the rest is H. Training and validation bags
-are sampled from disjoint tiles of `train`, test bags from `test`. They are the same for every method; only the training
+are sampled from disjoint tiles of `train`, test bags from `test`. They are the same for every model; only the training
 bags depend on the seed.
 
-Stages: "rates" selects the learning rates of each method on validation bags, with a seed that is not used again.
-"binary" compares all methods with K = 50. "large" (K = 200) and "multilabel" compare the methods that are best on
+Stages: "rates" selects the learning rates of each model on validation bags, with a seed that is not used again.
+"binary" compares all models with K = 50. "large" (K = 200) and "multilabel" compare the models that are best on
 validation bags. Each finished job is one line of the results file and is not repeated. Ctrl-C discards running jobs.
 """
 
@@ -44,7 +44,7 @@ from tapfm.contracts import EncodedTiles
 from tapfm.encoders.inference import wrap_encoder
 from tapfm.encoders.vit import VitEncoder
 from tapfm.encoders.weights import load_encoder
-from tapfm.evaluation.method_comparison import compare_methods
+from tapfm.evaluation.model_comparison import compare_models
 from tapfm.evaluation.predictions import Prediction
 from tapfm.metrics import logistic
 from tapfm.metrics.ranking import auc
@@ -59,7 +59,7 @@ TARGETS = {"binary": ("AC",), "multilabel": ("AC", "S", "T", "V")}
 PREVALENCE = {"AC": 0.16, "S": 0.26, "T": 0.27, "V": 0.05}  # of multi-label bags; 0.5 for binary bags
 POSITIVE_TILE_FRACTION = 0.1  # of a bag's tiles, for each positive target
 VALIDATION_FRACTION = 200 / 700  # of the tiles of each class in `train`
-METHODS = (
+MODELS = (
     *(("fixed", name) for name in ("mean", "abmil", "cls-attention", "cls-gated")),
     *(("finetune", name) for name in ("mean", "abmil", "cls-attention", "cls-gated")),
     *(("tapfm", name) for name in ("cls-attention", "cls-gated")),
@@ -113,7 +113,7 @@ class Job:
     """One training run."""
 
     stage: str
-    regime: str
+    method: str
     aggregator: str
     task: str
     tiles: int
@@ -122,9 +122,9 @@ class Job:
     aggregator_rate: float
 
     @property
-    def method(self) -> tuple[str, str]:
-        """Regime and aggregator."""
-        return self.regime, self.aggregator
+    def model(self) -> tuple[str, str]:
+        """Method and aggregator."""
+        return self.method, self.aggregator
 
 
 class Bags(NamedTuple):
@@ -206,13 +206,13 @@ class Trainer:
         self.dtype = torch.bfloat16 if device.type == "cuda" else None
         self.base = encoder.to(device).eval()
         self.pixels = dataset.pixels.to(device)
-        self.stored: EncodedTiles | None = None  # features of the pretrained encoder, for regime fixed
+        self.stored: EncodedTiles | None = None  # features of the pretrained encoder, for method fixed
 
     def run(self, job: Job) -> dict[str, Any]:
         """Train, restore the epoch with the best validation AUC, and predict the test bags."""
         start = time.monotonic()
         torch.manual_seed(job.seed)
-        sizes, fixed = self.sizes, job.regime == "fixed"
+        sizes, fixed = self.sizes, job.method == "fixed"
         training = self.dataset.sample_bags("train", job.task, job.tiles, sizes.training_bags, job.seed)
         validation = self.dataset.sample_bags("val", job.task, job.tiles, sizes.validation_bags)
         test = self.dataset.sample_bags("test", job.task, job.tiles, sizes.test_bags)
@@ -228,7 +228,7 @@ class Trainer:
         ]
         rates = (job.aggregator_rate, job.encoder_rate)
         schedule = LearningRateSchedule(first_cycle=epochs)
-        lambda_ = 1.0 if job.regime == "tapfm" else 0.0
+        lambda_ = 1.0 if job.method == "tapfm" else 0.0
         adaptation = AdaptationSettings(lambda_=lambda_, chunking=Chunking(), compute_dtype=self.dtype)
 
         def make_update(number: int) -> Any:
@@ -356,43 +356,43 @@ class Results:
         """Return the results of the jobs of a stage."""
         return [row for row in self.rows if row["stage"] == stage]
 
-    def best_rates(self, method: tuple[str, str]) -> tuple[float, float]:
+    def best_rates(self, model: tuple[str, str]) -> tuple[float, float]:
         """Return the learning rates with the best validation AUC, the lower ones in a tie."""
-        rows = [row for row in self.rows_in("rates") if (row["regime"], row["aggregator"]) == method]
+        rows = [row for row in self.rows_in("rates") if (row["method"], row["aggregator"]) == model]
         best = max(rows, key=lambda row: (row["validation_auc"], -row["encoder_rate"], -row["aggregator_rate"]))
         return best["encoder_rate"], best["aggregator_rate"]
 
-    def best_methods(self) -> list[tuple[str, str]]:
-        """Return the methods for the later stages: the best of each baseline by validation AUC, and all of TAPFM.
+    def best_models(self) -> list[tuple[str, str]]:
+        """Return the models for the later stages: the best of each baseline by validation AUC, and all of TAPFM.
 
         Also the paper's aggregator without the attention loss, to measure the effect of that loss.
         """
-        best = [max((each for each in METHODS if each[0] == regime), key=self.validation_auc) for regime in BASELINES]
-        tapfm_methods = [method for method in METHODS if method[0] == "tapfm"]
-        return list(dict.fromkeys([*best, ("finetune", "cls-attention"), *tapfm_methods]))
+        best = [max((each for each in MODELS if each[0] == method), key=self.validation_auc) for method in BASELINES]
+        tapfm_models = [model for model in MODELS if model[0] == "tapfm"]
+        return list(dict.fromkeys([*best, ("finetune", "cls-attention"), *tapfm_models]))
 
-    def validation_auc(self, method: tuple[str, str]) -> float:
+    def validation_auc(self, model: tuple[str, str]) -> float:
         """Return the mean validation AUC over the seeds of the binary stage."""
-        rows = [row for row in self.rows_in("binary") if (row["regime"], row["aggregator"]) == method]
+        rows = [row for row in self.rows_in("binary") if (row["method"], row["aggregator"]) == model]
         return float(np.mean([row["validation_auc"] for row in rows]))
 
 
 def list_jobs(stage: str, sizes: Sizes, results: Results) -> Iterator[Job]:
     """Yield the jobs of a stage, seed by seed, so that partial results can be compared."""
     if stage == "rates":
-        for regime, aggregator in METHODS:
-            fixed = regime == "fixed"
+        for method, aggregator in MODELS:
+            fixed = method == "fixed"
             for encoder_rate in (0.0,) if fixed else sizes.encoder_rates:
                 for aggregator_rate in sizes.aggregator_rates_fixed if fixed else sizes.aggregator_rates:
                     yield Job(
-                        stage, regime, aggregator, "binary", sizes.tiles, RATES_SEED, encoder_rate, aggregator_rate
+                        stage, method, aggregator, "binary", sizes.tiles, RATES_SEED, encoder_rate, aggregator_rate
                     )
         return
     task = "multilabel" if stage == "multilabel" else "binary"
     tiles = sizes.tiles_large if stage == "large" else sizes.tiles
     for seed in range(sizes.seeds):
-        for method in METHODS if stage == "binary" else results.best_methods():
-            yield Job(stage, *method, task, tiles, seed, *results.best_rates(method))
+        for model in MODELS if stage == "binary" else results.best_models():
+            yield Job(stage, *model, task, tiles, seed, *results.best_rates(model))
 
 
 def run_worker(arguments: argparse.Namespace, jobs: Any, rows: Any) -> None:
@@ -448,7 +448,7 @@ def train(arguments: argparse.Namespace) -> None:
                 running -= 1
                 results.add(row)
                 print(
-                    f"{stage:10} {row['regime']:8} {row['aggregator']:13} seed {row['seed']:<3} K {row['tiles']:<3} "
+                    f"{stage:10} {row['method']:8} {row['aggregator']:13} seed {row['seed']:<3} K {row['tiles']:<3} "
                     f"rates {row['encoder_rate']:g} {row['aggregator_rate']:g}: validation {row['validation_auc']:.3f} "
                     f"(epoch {row['best_epoch']}), test {row['test_auc']:.3f}, "
                     f"tile AUC {row['tile_auc_before']:.2f} to {row['tile_auc_after']:.2f}, {row['seconds']:.0f} s",
@@ -479,36 +479,36 @@ def report(arguments: argparse.Namespace) -> None:
 
 
 def format_stage(rows: Sequence[dict[str, Any]], dataset: TileDataset, sizes: Sizes) -> list[str]:
-    """Return the tables of a stage: test AUC with CI, paired test against the best method, and AUC of tile scores."""
+    """Return the tables of a stage: test AUC with CI, paired test against the best model, and AUC of tile scores."""
     task, tiles = rows[0]["task"], rows[0]["tiles"]
     targets = TARGETS[task]
     test = dataset.sample_bags("test", task, tiles, sizes.test_bags)
-    rows_by_method: dict[str, list[dict[str, Any]]] = {}
+    rows_by_model: dict[str, list[dict[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: row["seed"]):
-        rows_by_method.setdefault(f"{row['regime']} + {row['aggregator']}", []).append(row)
-    # only seeds that every method has, because training bags depend on the seed
-    seeds = sorted(set.intersection(*({row["seed"] for row in each} for each in rows_by_method.values())))
-    rows_by_method = {name: [row for row in each if row["seed"] in seeds] for name, each in rows_by_method.items()}
-    logits = {name: [row["test_logits"] for row in each] for name, each in rows_by_method.items()}
+        rows_by_model.setdefault(f"{row['method']} + {row['aggregator']}", []).append(row)
+    # only seeds that every model has, because training bags depend on the seed
+    seeds = sorted(set.intersection(*({row["seed"] for row in each} for each in rows_by_model.values())))
+    rows_by_model = {name: [row for row in each if row["seed"] in seeds] for name, each in rows_by_model.items()}
+    logits = {name: [row["test_logits"] for row in each] for name, each in rows_by_model.items()}
     logits["colour statistics"] = [colour_logits(dataset, task, tiles, sizes, seed, test) for seed in seeds]
-    methods = {name: [make_predictions(each, test, targets) for each in by_seed] for name, by_seed in logits.items()}
+    models = {name: [make_predictions(each, test, targets) for each in by_seed] for name, by_seed in logits.items()}
     shown_target = targets[0] if len(targets) == 1 else "macro"
-    aucs = compare_methods(methods, target_kinds(targets), "patient", against=next(iter(methods))).aucs
-    best = max(rows_by_method, key=lambda name: aucs[name, shown_target].value or 0.0)
+    aucs = compare_models(models, target_kinds(targets), "patient", against=next(iter(models))).aucs
+    best = max(rows_by_model, key=lambda name: aucs[name, shown_target].value or 0.0)
     pairs = {
         pair.second if pair.first == best else pair.first: pair
-        for pair in compare_methods(methods, target_kinds(targets), "patient", against=best).pairs
+        for pair in compare_models(models, target_kinds(targets), "patient", against=best).pairs
         if pair.target == shown_target
     }
     lines = [
         f"{len(test.rows)} test bags, {sizes.training_bags} training bags, {len(seeds)} seeds.",
         "",
-        "| method | mean AUC of seeds | range over seeds | p vs. best | tile AUC before | tile AUC after "
+        "| model | mean AUC of seeds | range over seeds | p vs. best | tile AUC before | tile AUC after "
         "| learning rates | best epoch |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for name in sorted(methods, key=lambda name: -(aucs[name, shown_target].value or 0.0)):
-        each, estimate = rows_by_method.get(name, []), aucs[name, shown_target]
+    for name in sorted(models, key=lambda name: -(aucs[name, shown_target].value or 0.0)):
+        each, estimate = rows_by_model.get(name, []), aucs[name, shown_target]
         by_seed = [mean_auc(one, test) for one in logits[name]]
         p_holm = None if name == best else pairs[name].p_holm
         p = "best" if name == best else "-" if p_holm is None else f"{p_holm:.3f}"
@@ -528,7 +528,7 @@ def format_stage(rows: Sequence[dict[str, Any]], dataset: TileDataset, sizes: Si
         "| by seed | test AUC | validation AUC | final training loss | tile AUC after |",
         "|---|---|---|---|---|",
     ]
-    for name, each in rows_by_method.items():
+    for name, each in rows_by_model.items():
         columns = [
             [f"{row['test_auc']:.3f}" for row in each],
             [f"{row['validation_auc']:.3f}" for row in each],

@@ -64,8 +64,8 @@ def train_model(work: Path, slides: int, tiles: int, epochs: int) -> Path:
     """Generate, tile and train, and return the run folder. Finished steps are not repeated."""
     cohort, run = work / "synthetic" / "cohort.csv", work / "run"
     run_command(
-        *("synth", work / "synthetic", "--slides", slides, "--external", 2, "--tiles", tiles, "--difficulty", "easy"),
-        *("--prevalence", 0.4, "--fractions", 0.3, 0.1, 0.6),
+        *("synth", work / "synthetic", "--slides", slides, "--external", 2, "--tiles-per-slide", tiles),
+        *("--difficulty", "easy", "--prevalence", 0.4, "--fractions", 0.3, 0.1, 0.6),
     )
     run_command("tile", cohort, "--out", work / "tiles")
     if not (work / "run.toml").exists():

@@ -23,8 +23,8 @@ from tapfm.study.comparison import compare_study, tidy_table, wide_table
 from tapfm.study.costs import costs_table
 from tapfm.study.figures import curves_figure
 from tapfm.study.folder import StudyFolder
-from tapfm.study.results import MethodResult, StudyResults
-from tapfm.study.runs import PlannedRun, list_methods
+from tapfm.study.results import ModelResult, StudyResults
+from tapfm.study.runs import PlannedRun, list_models
 from tapfm.tasks.binary_target import _sigmoid as sigmoid
 from tapfm.tasks.catalog import target_kinds
 
@@ -210,14 +210,14 @@ def write_tissue_slide(path, seed=0):
 
 
 def write_study(folder, *, finished=("finetune", "tapfm")):
-    """Write a study folder with two methods, of which those in `finished` have runs."""
+    """Write a study folder with two models, of which those in `finished` have runs."""
     folder.mkdir(parents=True)
     settings = {
         "name": "A small study",
         "targets": ["FGFR3"],
         "encoders": ["tapfm-pocket"],
         "resamples": 20,
-        "regimes": ["finetune", "tapfm"],
+        "methods": ["finetune", "tapfm"],
         "notes": ["Synthetic slides, not <real> ones."],
         "cohort": {"table": "c.csv", "tiles": "tiles"},
     }
@@ -225,13 +225,13 @@ def write_study(folder, *, finished=("finetune", "tapfm")):
     lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items() if key != "cohort"]
     (folder / "study.toml").write_text("\n".join([*lines, "[cohort]", 'table = "c.csv"', 'tiles = "tiles"']) + "\n")
     results = []
-    for method, strength in zip(list_methods(study), (0.5, 2.5), strict=True):
-        if method.regime not in finished:
+    for model, strength in zip(list_models(study), (0.5, 2.5), strict=True):
+        if model.method not in finished:
             continue
-        run = PlannedRun(method, 0, None)
-        write_run(StudyFolder(folder).run(run), method=method.regime, strength=strength)
+        run = PlannedRun(model, 0, None)
+        write_run(StudyFolder(folder).run(run), method=model.method, strength=strength)
         results.append(
-            MethodResult(method, {run.name: make_history(3)}, {"test": [make_predictions(20, strength=strength)]})
+            ModelResult(model, {run.name: make_history(3)}, {"test": [make_predictions(20, strength=strength)]})
         )
     study_results = StudyResults(study, StudyFolder(folder), results, {})
     comparison = compare_study(study_results)

@@ -7,15 +7,15 @@ import numpy as np
 from tapfm.config.study import resolve_study
 from tapfm.evaluation.predictions import Prediction
 from tapfm.study.folder import StudyFolder
-from tapfm.study.results import MethodResult, StudyResults
-from tapfm.study.runs import PlannedRun, list_methods
+from tapfm.study.results import ModelResult, StudyResults
+from tapfm.study.runs import PlannedRun, list_models
 
 SLIDES = {"cohort": {"table": "c.csv", "tiles": "tiles"}, "external": {"table": "x.csv", "tiles": "x"}}
 
 
 def make_study(**changes):
     settings = {"name": "A_study", "targets": ["FGFR3"], "encoders": ["tapfm-pocket"], "resamples": 200, **SLIDES}
-    return resolve_study(settings | {"regimes": ["finetune", "tapfm"]} | changes)
+    return resolve_study(settings | {"methods": ["finetune", "tapfm"]} | changes)
 
 
 def make_predictions(strength, seed=0, count=30, targets=("FGFR3",), split="test"):
@@ -55,11 +55,11 @@ def make_history(losses, aucs=None, **columns):
 
 
 def make_results(study, strengths, *, folder=None, seeds=1, losses=(1.0, 0.9, 0.8), baseline=None, targets=("FGFR3",)):
-    """Return results of one method per strength, in the order of the table."""
-    methods = []
-    for method, strength in zip(list_methods(study), strengths, strict=False):
-        runs = {PlannedRun(method, seed, None).name: make_history(losses) for seed in range(seeds)}
+    """Return results of one model per strength, in the order of the table."""
+    models = []
+    for model, strength in zip(list_models(study), strengths, strict=False):
+        runs = {PlannedRun(model, seed, None).name: make_history(losses) for seed in range(seeds)}
         predictions = [make_predictions(strength, seed=seed, targets=targets) for seed in range(seeds)]
-        methods.append(MethodResult(method, runs, {"test": predictions, "external": predictions}))
+        models.append(ModelResult(model, runs, {"test": predictions, "external": predictions}))
     by_cohort = {("test", None): [make_predictions(baseline, targets=targets)]} if baseline is not None else {}
-    return StudyResults(study, StudyFolder(folder or Path()), methods, by_cohort)
+    return StudyResults(study, StudyFolder(folder or Path()), models, by_cohort)

@@ -52,7 +52,7 @@ TARGETS = sorted(
 
 
 # appended to `tapfm synth` commands of the docs; the last value of an option counts
-FEWER_SLIDES = ("--slides", "3", "--external", "2", "--tiles", "10")
+FEWER_SLIDES = ("--slides", "3", "--external", "2", "--tiles-per-slide", "10")
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ STUDY = """
 name = "A small study"
 targets = ["FGFR3"]
 encoders = ["tapfm-pocket"]
-regimes = ["tapfm"]
+methods = ["tapfm"]
 resamples = 20
 [cohort]
 table = "split.csv"

@@ -54,7 +54,7 @@ COMMON: Meanings = {
     "hint": "what to do next",
     "seconds": "duration in seconds",
     "tapfm": "version of tapfm that wrote the file",
-    "model": "model or method",
+    "model": "title of the model, as in the paper",
     "targets": "label columns that are predicted",
     "members": "for each run of the model: `run`, its fingerprint, and `weights_sha256`, the SHA-256 of its weights",
     "ci_low": "95% confidence interval, lower bound",
@@ -403,13 +403,13 @@ FORMATS: dict[str, list[Format]] = {
         Format(
             "compared/comparison.csv",
             "comparison.csv",
-            "One row per pair of methods and target, on the patients that all methods have.",
+            "One row per pair of models and target, on the patients that all models have.",
             {
-                "first": "first method",
-                "second": "second method",
-                "auc_first": "AUC of the first method",
-                "auc_second": "AUC of the second method",
-                "difference": "AUC of the first method minus AUC of the second",
+                "first": "first model",
+                "second": "second model",
+                "auc_first": "AUC of the first model",
+                "auc_second": "AUC of the second model",
+                "difference": "AUC of the first model minus AUC of the second",
             },
         ),
         Format(
@@ -417,19 +417,19 @@ FORMATS: dict[str, list[Format]] = {
             "comparison.json",
             "All results of a comparison as nested data.",
             {
-                "files": "table of predictions of each method",
-                "excluded": "patients of each method that are missing in another method",
-                "partial_labels": "patients or slides with a label in only some methods; this label is used for all",
-                "auc": "AUC with its confidence interval, by method and target",
+                "files": "table of predictions of each model",
+                "excluded": "patients of each model that are missing in another model",
+                "partial_labels": "patients or slides with a label in only some models; this label is used for all",
+                "auc": "AUC with its confidence interval, by model and target",
                 "pairs": "paired comparisons, as in `comparison.csv`",
             },
         ),
         Format(
             "compared/excluded.csv",
             "excluded.csv",
-            "One row per patient that one method has and another lacks. These patients are excluded from the "
+            "One row per patient that one model has and another lacks. These patients are excluded from the "
             "comparison.",
-            {"method": "method whose predictions include the patient", "patient": "id of the patient"},
+            {"model": "model whose predictions include the patient", "patient": "id of the patient"},
         ),
     ],
     "A prediction": [
@@ -578,14 +578,14 @@ FORMATS: dict[str, list[Format]] = {
         Format(
             "study/table_binary.csv",
             "table_binary.csv, table_multilabel.csv",
-            "One row per method, cohort and target.",
+            "One row per model, cohort and target.",
             {
-                "regime": "`fixed`, `finetune`, `tapfm`, or the baseline",
+                "method": "`fixed`, `finetune`, `tapfm`, or the baseline",
                 "cohort": "`test` or `external`",
                 "auc": "AUC, mean over seeds",
                 "seeds": "number of runs in the mean",
                 "seed_sd": "standard deviation over seeds",
-                "difference_to_best": "AUC of this method minus AUC of the best method",
+                "difference_to_best": "AUC of this model minus AUC of the best model",
                 "difference_to_best_low": "95% confidence interval of the difference, lower bound",
                 "difference_to_best_high": "95% confidence interval of the difference, upper bound",
                 "rank": "rank within the column; 1 is the best",
@@ -594,7 +594,7 @@ FORMATS: dict[str, list[Format]] = {
         Format(
             "study/costs.csv",
             "costs.csv",
-            "One row per method.",
+            "One row per model.",
             {
                 "runs": "number of finished runs",
                 "epochs": "number of epochs, mean over runs",
@@ -629,7 +629,7 @@ FORMATS: dict[str, list[Format]] = {
         Format(
             "study/forgetting.csv",
             "forgetting.csv",
-            "One row per method: results of a linear probe on tiles of another task, before and after the encoder was "
+            "One row per model: results of a linear probe on tiles of another task, before and after the encoder was "
             "adapted. `WHEN` is `before`, `after`, or `change` (after minus before).",
             {
                 "runs": "number of runs in the mean",
@@ -725,8 +725,8 @@ OTHER_FILES: Meanings = {
     "exported/README.md": "export: the model card",
     "study/*.md": "study: `study.md` has all results on one page, and the other files have one table each",
     "study/table_*.tex": "study: the table of AUCs for LaTeX",
-    "study/roc.png": "study: ROC curves of all methods, for each cohort and target",
-    "study/curves.png": "study: validation AUC and training loss of all methods by epoch",
+    "study/roc.png": "study: ROC curves of all models, for each cohort and target",
+    "study/curves.png": "study: validation AUC and training loss of all models by epoch",
     "study/ablation-*.png": "ablation study: training losses, and their logarithms with the fitted lines",
     "synthetic/README.md": "synthetic cohort: description",
     "synthetic/contact-sheet.jpg": "synthetic cohort: contact sheet of all slides",

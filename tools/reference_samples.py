@@ -24,7 +24,7 @@ SLIDE = "S001"  # first slide of the synthetic cohort; shown as `ID` on the page
 def create_sample_files(folder: Path) -> None:
     """Generate six synthetic slides, and run every command that writes files on them."""
     with contextlib.chdir(folder), _single_thread():
-        cohort_options = ("--slides", 6, "--external", 1, "--tiles", 10, "--prevalence", 0.5, "--workers", 1)
+        cohort_options = ("--slides", 6, "--external", 1, "--tiles-per-slide", 10, "--prevalence", 0.5, "--workers", 1)
         _run_tapfm("synth", "synthetic", *cohort_options, "--fractions", 0.34, 0.33, 0.33)
         _run_tapfm("inspect", "synthetic/slides", "--write-cohort", "cohort.csv")
         _run_tapfm("split", "synthetic/cohort.csv", "--out", "split.csv", "--force", "--fractions", 0.34, 0.33, 0.33)
@@ -56,7 +56,7 @@ def _create_study_files(folder: StudyFolder) -> None:
         "encoders": ["tapfm-pocket"],
         "unit": "slide",
     }
-    settings |= {"regimes": ["tapfm"], "resamples": 20, "cohort": {"table": "split.csv", "tiles": "tiles"}}
+    settings |= {"methods": ["tapfm"], "resamples": 20, "cohort": {"table": "split.csv", "tiles": "tiles"}}
     write_status(folder, [], {})
     write_study_tables(resolve_study(settings | {"report": "forgetting", "probe": {"tiles": "tiles"}}), folder)
     orders = ("before", "after", "joint")

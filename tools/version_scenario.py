@@ -29,6 +29,7 @@ RENAMED_ARGUMENTS: tuple[tuple[str, str, str], ...] = (
     ("train", "augmentation.quarter_turns", "augmentation.rotate_90"),
     ("train", "machine.read_ahead_gib", "machine.prefetch_gib"),
     ("train", "machine.save_minutes", "machine.checkpoint_minutes"),
+    ("synth", "--tiles", "--tiles-per-slide"),
 )
 # Import paths of `sample_tiles(count, tiles_per_slide, *rng_key)` in all versions, the newest first.
 SAMPLE_TILES = ("tapfm.tiles.sampling:sample_tiles", "tapfm.tiles.sampling:draw_tiles")
@@ -108,7 +109,7 @@ class Scenario:
 
     def generate_slides(self) -> None:
         """Generate slides of two cohorts; one slide in three is 40x."""
-        size = ("--slides", self.size.slides, "--external", 4, "--tiles", 10, "--seed", 3, "--workers", 1)
+        size = ("--slides", self.size.slides, "--external", 4, "--tiles-per-slide", 10, "--seed", 3, "--workers", 1)
         signal = ("--task", "luad4", "--difficulty", "easy", "--prevalence", 0.5)
         self.tapfm("synth", "synthetic", *signal, *size, *FRACTIONS)
 

@@ -134,16 +134,16 @@ def test_lambda_has_no_effect_without_raw_attention(variant):
 
 
 @every_aggregator
-@pytest.mark.parametrize("regime", ["fixed", "finetune"])
-def test_loss_of_a_slide_decreases(variant, regime):
+@pytest.mark.parametrize("method", ["fixed", "finetune"])
+def test_loss_of_a_slide_decreases(variant, method):
     encoder = small_encoder()
     tiles = random_tiles(encoder)
     aggregator = build_variant(variant, encoder.feature_size)
-    model = SlideModel(None if regime == "fixed" else encoder, aggregator, THREE_TARGETS)
+    model = SlideModel(None if method == "fixed" else encoder, aggregator, THREE_TARGETS)
     optimisation = OptimiserSettings(encoder_lr=1e-4, aggregator_lr=1e-3)
     learner = Learner(model, AdaptationSettings(lambda_=0.0, chunking=Chunking(2, keep_graphs=0)), optimisation)
     learner.start_epoch(0)
-    content = EncodedTiles(*(each.detach() for each in encoder(tiles))) if regime == "fixed" else tiles
+    content = EncodedTiles(*(each.detach() for each in encoder(tiles))) if method == "fixed" else tiles
     losses = [
         learner.train_step(Bag(content, torch.arange(5).numpy()), LABELS, update=True, slide_id="s").loss_agg
         for _ in range(8)

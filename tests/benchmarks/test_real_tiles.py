@@ -1,4 +1,4 @@
-"""The comparison on real tiles with a few bags: every method, every stage, and the tables."""
+"""The comparison on real tiles with a few bags: every model, every stage, and the tables."""
 
 import importlib.util
 import json
@@ -50,21 +50,21 @@ def run_real_tiles(action, tiles, results, *more):
     return done.stdout
 
 
-def test_every_method_is_trained_once_and_reported(tiles, tmp_path):
+def test_every_model_is_trained_once_and_reported(tiles, tmp_path):
     results = tmp_path / "results.jsonl"
     run_real_tiles("train", tiles, results, "--stages", "rates", "--minutes", "0")
     assert not results.exists(), "no job is started after the time limit"
     run_real_tiles("train", tiles, results)
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     assert {row["stage"] for row in rows} == {"rates", "binary", "large", "multilabel"}
-    assert len({(row["regime"], row["aggregator"]) for row in rows if row["stage"] == "binary"}) == 10
+    assert len({(row["method"], row["aggregator"]) for row in rows if row["stage"] == "binary"}) == 10
     assert all(0 <= row["tile_auc_after"] <= 1 and len(row["test_logits"]) == 8 for row in rows)
     before = results.read_bytes()
     run_real_tiles("train", tiles, results)
     assert results.read_bytes() == before, "finished jobs are not repeated"
     page = run_real_tiles("report", tiles, results)
-    for method in ("tapfm + cls-gated", "finetune + cls-attention", "colour statistics"):
-        assert f"| {method} |" in page
+    for model in ("tapfm + cls-gated", "finetune + cls-attention", "colour statistics"):
+        assert f"| {model} |" in page
 
 
 def test_float8_is_compared_with_float32(tiles, tmp_path):

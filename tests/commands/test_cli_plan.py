@@ -91,11 +91,13 @@ def test_common_gpu_sizes_are_shown_without_a_gpu(plan, monkeypatch):
 
 
 def test_tiles_option_sets_the_number_of_tiles(plan):
-    assert parse_json(plan("--gpu-memory", 24, "--tiles", 4096, "--json"))["gpus"][0]["plan"]["strategy"] != "one-pass"
+    large = parse_json(plan("--gpu-memory", 24, "--tiles-per-slide", 4096, "--json"))
+    assert large["gpus"][0]["plan"]["strategy"] != "one-pass"
     failed = plan("--gpu-memory", 24, adaptation__tiles_per_slide="all")
     assert failed.returncode == 2
-    assert "--tiles" in failed.output
-    assert parse_json(plan("--gpu-memory", 24, "--tiles", 9, "--json", adaptation__tiles_per_slide="all"))["tiles"] == 9
+    assert "--tiles-per-slide" in failed.output
+    planned = plan("--gpu-memory", 24, "--tiles-per-slide", 9, "--json", adaptation__tiles_per_slide="all")
+    assert parse_json(planned)["tiles"] == 9
 
 
 def test_all_tiles_means_those_of_the_largest_slide(workspace):

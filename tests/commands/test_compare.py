@@ -87,16 +87,16 @@ def test_names_and_option_against(tables):
         assert pair["p_holm"] >= pair["p_delong"]
 
 
-def test_patients_that_a_method_lacks_are_excluded_and_listed(tables):
+def test_patients_that_a_model_lacks_are_excluded_and_listed(tables):
     write_predictions(tables / "more.csv", make_predictions(3, patients=range(20, 60)))
     result = compare(tables, tables / "good.csv", tables / "more.csv")
     assert result.returncode == 0, result.output
     assert read_comparison(tables)["patients"] == 20
     listed = read_rows(tables / "comparison" / "excluded.csv")
-    assert sum(row["method"] == "good" for row in listed) == 20
-    assert sum(row["method"] == "more" for row in listed) == 20
+    assert sum(row["model"] == "good" for row in listed) == 20
+    assert sum(row["model"] == "more" for row in listed) == 20
     page = (tables / "comparison" / "comparison.md").read_text()
-    assert "good: 20 patients or slides are not in all methods: p0, p1" in page
+    assert "good: 20 patients or slides are not in all models: p0, p1" in page
     assert "and 10 more (`excluded.csv`)" in page
     assert "Excluded 40 patients" in result.output
 
@@ -211,5 +211,5 @@ def test_markup_in_a_name_is_printed_literally(tables):
 def test_python_api(tables):
     models = [tables / "good.csv", f"other={tables / 'poor.csv'}"]
     compared = tapfm_package.compare(models, out=tables / "python", resamples=100)
-    assert compared.methods == ("good", "other")
+    assert compared.models == ("good", "other")
     assert (tables / "python" / "comparison.md").exists()

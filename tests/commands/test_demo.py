@@ -244,7 +244,7 @@ def test_cohort_without_positive_slides_has_a_reason_instead_of_an_auc():
 def test_study_compares_three_methods_on_the_synthetic_cohorts(out):
     run(out, FakeCommands(out))
     study = load_study(out / "study.toml")
-    assert study.regimes == ["fixed", "finetune", "tapfm"]
+    assert study.methods == ["fixed", "finetune", "tapfm"]
     assert study.aggregators == ["abmil"]
     assert study.cohort.table == out / "split.csv"
     assert study.external.table == out / "synthetic" / "external.csv"

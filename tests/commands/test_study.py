@@ -23,7 +23,7 @@ STUDY = """
 name = "A small study"
 targets = ["FGFR3"]
 encoders = ["tapfm-pocket"]
-regimes = ["fixed", "tapfm"]
+methods = ["fixed", "tapfm"]
 aggregators = ["abmil"]
 resamples = 50
 [cohort]
@@ -110,7 +110,7 @@ settings.adaptation.lambda = 0.5
 
 
 def test_study_with_an_invalid_run_can_be_resumed_and_its_tables_rewritten(study_workspace, commands):
-    """Two regimes, and a variant that is invalid for one of them."""
+    """Two methods, and a variant that is invalid for one of them."""
     append_to_study(study_workspace, VARIANTS)
     out = study_workspace / "study"
     result = run_study(study_workspace)

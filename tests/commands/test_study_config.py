@@ -18,7 +18,7 @@ from tapfm.study.preset_studies import (
 )
 from tapfm.study.preset_studies import _preset_tables as preset_tables
 from tapfm.study.presets import PRESETS
-from tapfm.study.runs import list_methods, list_runs, resolve_run_config, select_runs
+from tapfm.study.runs import list_models, list_runs, resolve_run_config, select_runs
 from tapfm.study.study_plan import plan_study
 
 SLIDES = {"cohort": {"table": "c.csv", "tiles": "tiles"}}
@@ -34,21 +34,21 @@ def run_names(config):
 
 
 def test_runs_are_all_combinations_with_seeds_outermost():
-    config = make_study(regimes=["tapfm", "fixed"], aggregators=["abmil", "mean"], seeds=[0, 1])
+    config = make_study(methods=["tapfm", "fixed"], aggregators=["abmil", "mean"], seeds=[0, 1])
     assert run_names(config) == [
-        f"tapfm-pocket/{method}/seed{seed}"
+        f"tapfm-pocket/{model}/seed{seed}"
         for seed in (0, 1)
-        for method in ("fixed/abmil", "fixed/mean", "tapfm/cls-attention")
+        for model in ("fixed/abmil", "fixed/mean", "tapfm/cls-attention")
     ]
 
 
 def test_folds_variants_and_targets_have_separate_folders():
     variants = [{"name": "lambda 0.5", "settings": {"adaptation": {"lambda": 0.5}}}]
-    config = make_study(regimes=["tapfm"], folds=[0, 2], variants=variants)
+    config = make_study(methods=["tapfm"], folds=[0, 2], variants=variants)
     assert run_names(config) == [f"tapfm-pocket/tapfm/cls-attention/lambda-0.5/fold{fold}/seed0" for fold in (0, 2)]
-    separate = make_study(regimes=["tapfm"], targets=["FGFR3", "TP53"], task="binary")
+    separate = make_study(methods=["tapfm"], targets=["FGFR3", "TP53"], task="binary")
     assert run_names(separate) == [f"{target}/tapfm-pocket/tapfm/cls-attention/seed0" for target in ("FGFR3", "TP53")]
-    together = make_study(regimes=["tapfm"], targets=["FGFR3", "TP53"])
+    together = make_study(methods=["tapfm"], targets=["FGFR3", "TP53"])
     assert together.multilabel
     assert len(run_names(together)) == 1
 
@@ -57,14 +57,14 @@ def test_titles_are_as_in_the_paper():
     config = make_study(
         encoders=["UNI", "h-optimus-0"], aggregators=["varmil"], tapfm_aggregators=["cls-attention", "cls-gated"]
     )
-    titles = [method.title for method in list_methods(config)]
+    titles = [model.title for model in list_models(config)]
     assert titles[:4] == ["UNI + VarMIL", "H-optimus-0 + VarMIL", "UNI + VarMIL (FT)", "H-optimus-0 + VarMIL (FT)"]
     assert titles[4:6] == ["UNI (TAPFM)", "UNI (TAPFM, cls-gated)"]
 
 
-def test_regime_settings_override_study_settings_and_variants_override_both():
+def test_method_settings_override_study_settings_and_variants_override_both():
     config = make_study(
-        regimes=["fixed", "tapfm"],
+        methods=["fixed", "tapfm"],
         settings={
             "schedule": {"epochs": 3},
             "adaptation": {"tiles_per_slide": 5},
@@ -89,7 +89,7 @@ def test_regime_settings_override_study_settings_and_variants_override_both():
         ({"sedes": [0]}, "did you mean seeds?"),
         ({"encoders": ["unni"]}, "'unni'"),
         ({"aggregators": ["abmli"]}, "'abmli'"),
-        ({"regimes": ["frozen"]}, "regimes.0: input should be 'tapfm', 'finetune' or 'fixed'; got 'frozen'"),
+        ({"methods": ["frozen"]}, "methods.0: input should be 'tapfm', 'finetune' or 'fixed'; got 'frozen'"),
         ({"settings": {"adaptation": {"lamda": 1}}}, "settings.adaptation.lamda: unknown setting; did you mean"),
         ({"settings": {"tapfm": {"sched": {}}}}, "settings.tapfm.sched: unknown setting"),
         ({"seeds": [1, 1]}, "seeds: 1 is listed twice"),
@@ -149,10 +149,10 @@ def test_study_written_as_toml_can_be_read_back():
 
 
 def test_only_selects_runs_by_pattern_or_folder():
-    config = make_study(regimes=["fixed", "tapfm"], aggregators=["abmil", "mean"], seeds=[0, 1])
+    config = make_study(methods=["fixed", "tapfm"], aggregators=["abmil", "mean"], seeds=[0, 1])
     runs = list_runs(config)
     assert len(select_runs(runs, [])) == 6
-    assert {run.method.regime for run in select_runs(runs, ["*/tapfm/*"])} == {"tapfm"}
+    assert {run.model.method for run in select_runs(runs, ["*/tapfm/*"])} == {"tapfm"}
     assert len(select_runs(runs, ["tapfm-pocket/fixed"])) == 4
     assert [run.seed for run in select_runs(runs, ["*/mean/seed1"])] == [1]
     with pytest.raises(InputError, match="--only nothing matches no run"):
@@ -161,7 +161,7 @@ def test_only_selects_runs_by_pattern_or_folder():
 
 def test_run_with_invalid_settings_is_reported_and_others_are_planned(tmp_path):
     config = make_study(
-        regimes=["finetune", "tapfm"], variants=[{"name": "half", "settings": {"adaptation": {"lambda": 0.5}}}]
+        methods=["finetune", "tapfm"], variants=[{"name": "half", "settings": {"adaptation": {"lambda": 0.5}}}]
     )
     plan = plan_study(config, StudyFolder(tmp_path))
     assert list(plan.configs) == ["tapfm-pocket/tapfm/cls-attention/half/seed0"]
@@ -169,7 +169,7 @@ def test_run_with_invalid_settings_is_reported_and_others_are_planned(tmp_path):
         "adaptation.lambda: must be 0 with method finetune" in plan.problems["tapfm-pocket/finetune/abmil/half/seed0"]
     )
     with pytest.raises(SettingError, match="No run of the study small has valid settings"):
-        plan_study(make_study(regimes=["tapfm"], settings={"adaptation": {"lambda": -1}}), StudyFolder(tmp_path))
+        plan_study(make_study(methods=["tapfm"], settings={"adaptation": {"lambda": -1}}), StudyFolder(tmp_path))
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -227,7 +227,7 @@ def test_options_change_a_preset_and_missing_options_are_an_error():
 
 
 def test_configuration_of_a_run_can_be_read_back():
-    config = make_study(regimes=["tapfm"])
+    config = make_study(methods=["tapfm"])
     (run,) = list_runs(config)
     assert resolve_config(resolve_run_config(config, run, Path("f")).as_tables()) == resolve_run_config(
         config, run, Path("f")

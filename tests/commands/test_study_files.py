@@ -25,7 +25,7 @@ def write_fake_study(folder, strengths):
     """Write the files of a study with fake runs, and return the table of AUCs."""
     study = make_study(notes=NOTES)
     results = make_results(study, strengths, folder=folder, baseline=0.3 if strengths else None)
-    for run in (run for each in results.methods for run in each.histories):
+    for run in (run for each in results.models for run in each.histories):
         (folder / "runs" / run).mkdir(parents=True)
         (folder / "runs" / run / "split.csv").write_text(SPLIT)
     failed = [FAILED] if strengths else []

@@ -20,7 +20,7 @@ def mini_folder(tmp_path_factory):
 
     def run(arguments, log, check):  # noqa: ARG001 - signature of run_child_command
         commands.append(arguments)
-        fewer = ("--slides", "2", "--external", "1", "--tiles", "30") if arguments[0] == "synth" else ()
+        fewer = ("--slides", "2", "--external", "1", "--tiles-per-slide", "30") if arguments[0] == "synth" else ()
         result = tapfm(*arguments, *fewer)
         assert result.returncode == 0, result.output
         return 0

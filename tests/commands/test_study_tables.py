@@ -35,9 +35,9 @@ from tapfm.study.probe import _cosine_distance as cosine_distance
 from tapfm.study.probe import _linear_cka as linear_cka
 from tapfm.study.probe import _predict_with_probe as predict_with_probe
 from tapfm.study.probe_tiles import find_probe_tiles
-from tapfm.study.results import MethodResult, StudyResults
+from tapfm.study.results import ModelResult, StudyResults
 from tapfm.study.results import _pool_folds as pool_folds
-from tapfm.study.runs import PlannedRun, list_methods
+from tapfm.study.runs import PlannedRun, list_models
 from tapfm.study.stability import (
     MEASURES,
     RunStability,
@@ -87,17 +87,17 @@ def test_best_is_bold_second_is_underlined_and_tests_are_against_the_best():
     assert 0 < float(worst["p_holm"]) <= 1
 
 
-def test_equal_methods_have_the_same_rank():
+def test_equal_models_have_the_same_rank():
     study = make_study(aggregators=["abmil", "mean"])
     comparison = compare_fake_study(study, (1.0, 1.0, 0.2))
-    assert [method.aucs["test", "FGFR3"].rank for method in comparison.methods] == [1, 1, 3]
+    assert [model.aucs["test", "FGFR3"].rank for model in comparison.models] == [1, 1, 3]
     assert "<u>" not in format_markdown(study, comparison)
 
 
 def test_seeds_are_averaged_with_their_standard_deviation():
     study = make_study(seeds=[0, 1, 2])
     comparison = compare_fake_study(study, (0.5, 1.0), seeds=3)
-    compared = comparison.methods[0].aucs["test", "FGFR3"]
+    compared = comparison.models[0].aucs["test", "FGFR3"]
     assert compared.seeds == 3
     assert compared.seed_sd > 0
     assert compared.auc.low < compared.auc.value < compared.auc.high
@@ -107,25 +107,25 @@ def test_seeds_are_averaged_with_their_standard_deviation():
 def test_colour_baseline_has_a_row_and_can_be_the_best():
     study = make_study()
     comparison = compare_fake_study(study, (0.1, 0.5), baseline=3.0)
-    assert comparison.methods[-1].title == "colour baseline"
-    assert comparison.methods[-1].aucs["test", "FGFR3"].rank == 1
-    assert ("external", "FGFR3") not in comparison.methods[-1].aucs
+    assert comparison.models[-1].title == "colour baseline"
+    assert comparison.models[-1].aucs["test", "FGFR3"].rank == 1
+    assert ("external", "FGFR3") not in comparison.models[-1].aucs
     assert "| *Without an encoder* |" in format_markdown(study, comparison)
 
 
-def test_best_method_is_chosen_on_common_patients():
-    """The first method is the best on its own patients, but not on the patients that both methods have."""
-    study = make_study(regimes=["tapfm"], tapfm_aggregators=["cls-attention", "mean"])
+def test_best_model_is_chosen_on_common_patients():
+    """The first model is the best on its own patients, but not on the patients that both models have."""
+    study = make_study(methods=["tapfm"], tapfm_aggregators=["cls-attention", "mean"])
     good, fair = make_predictions(3.0), make_predictions(1.0)
     swapped = [dataclasses.replace(each, logits={"FGFR3": -each.logits["FGFR3"]}) for each in good[:10]]
     predictions = (swapped + good[10:], fair[:10])
-    methods = [
-        MethodResult(method, {"r": make_history([1.0])}, {"test": [slides]})
-        for method, slides in zip(list_methods(study), predictions, strict=True)
+    models = [
+        ModelResult(model, {"r": make_history([1.0])}, {"test": [slides]})
+        for model, slides in zip(list_models(study), predictions, strict=True)
     ]
-    comparison = compare_study(StudyResults(study, StudyFolder(Path()), methods, {}))
+    comparison = compare_study(StudyResults(study, StudyFolder(Path()), models, {}))
     assert comparison.patients == {("test", "FGFR3"): 10}
-    assert [method.aucs["test", "FGFR3"].rank for method in comparison.methods] == [2, 1]
+    assert [model.aucs["test", "FGFR3"].rank for model in comparison.models] == [2, 1]
     assert "20 patients of tapfm-pocket/tapfm/cls-attention excluded" in comparison.notes[0]
 
 
@@ -133,7 +133,7 @@ def test_multilabel_table_has_macro_average_and_cohorts_below_each_other():
     targets = ("EGFR", "KRAS")
     study = make_study(targets=list(targets))
     comparison = compare_fake_study(study, (0.5, 1.0), targets=targets)
-    aucs = comparison.methods[0].aucs
+    aucs = comparison.models[0].aucs
     mean = (aucs["test", "EGFR"].auc.value + aucs["test", "KRAS"].auc.value) / 2
     assert aucs["test", "macro"].auc.value == pytest.approx(mean)
     table = wide_table(comparison, study)
@@ -143,28 +143,26 @@ def test_multilabel_table_has_macro_average_and_cohorts_below_each_other():
 
 
 def test_separate_models_have_one_column_per_target():
-    study = make_study(targets=["EGFR", "KRAS"], task="binary", regimes=["tapfm"])
-    methods = [
-        MethodResult(
-            method, {"r": make_history([1.0])}, {"test": [make_predictions(strength, targets=(method.target,))]}
-        )
-        for method, strength in zip(list_methods(study), (0.5, 2.0), strict=True)
+    study = make_study(targets=["EGFR", "KRAS"], task="binary", methods=["tapfm"])
+    models = [
+        ModelResult(model, {"r": make_history([1.0])}, {"test": [make_predictions(strength, targets=(model.target,))]})
+        for model, strength in zip(list_models(study), (0.5, 2.0), strict=True)
     ]
-    results = StudyResults(study, StudyFolder(Path()), methods, {})
+    results = StudyResults(study, StudyFolder(Path()), models, {})
     comparison = compare_study(results)
     assert list(comparison.patients) == [("test", "EGFR"), ("test", "KRAS")]
-    (method,) = comparison.methods
-    assert len(method.aucs) == 2
+    (model,) = comparison.models
+    assert len(model.aucs) == 2
     assert [panel.title for panel in roc_figure(results).panels] == ["EGFR, Test", "KRAS, Test"]
     assert costs_table(results).rows[0].cells[0].value == "EGFR: tapfm-pocket (TAPFM)"
 
 
 def test_undefined_auc_is_a_dash_with_a_reason():
-    study = make_study(regimes=["tapfm"])
+    study = make_study(methods=["tapfm"])
     one_class = [each for each in make_predictions(1.0) if each.labels["FGFR3"] == 1]
-    (method,) = list_methods(study)
+    (model,) = list_models(study)
     results = StudyResults(
-        study, StudyFolder(Path()), [MethodResult(method, {"r": make_history([1.0])}, {"test": [one_class]})], {}
+        study, StudyFolder(Path()), [ModelResult(model, {"r": make_history([1.0])}, {"test": [one_class]})], {}
     )
     comparison = compare_study(results)
     text = format_markdown(study, comparison)
@@ -220,7 +218,7 @@ def test_csv_markdown_and_latex_have_the_same_values():
     table = wide_table(comparison, study)
     texts = markdown_table(table), latex_table(table, "c", "l")
     rows = csv_rows(tidy_table(comparison))
-    assert len(rows) == 3 * 6 + 3  # three methods in two cohorts, and the baseline in one
+    assert len(rows) == 3 * 6 + 3  # three models in two cohorts, and the baseline in one
     for row in rows:
         for text in texts:
             lines = [line for line in text.splitlines() if row["model"] in line]
@@ -229,7 +227,7 @@ def test_csv_markdown_and_latex_have_the_same_values():
 
 
 def test_costs_are_means_and_maximum_memory():
-    results = make_results(make_study(regimes=["tapfm"]), (1.0,), losses=(1.0, 0.9, 0.8))
+    results = make_results(make_study(methods=["tapfm"]), (1.0,), losses=(1.0, 0.9, 0.8))
     (row,) = csv_rows(costs_table(results))
     assert float(row["best_epoch"]) == 3
     assert float(row["seconds"]) == 6
@@ -250,11 +248,11 @@ def test_roc_curves_have_the_right_points_and_area():
     perfect = test.marks[2]
     assert (perfect.x, perfect.y) == ([0, 0, 1], [0, 1, 1])
     area = np.trapezoid(test.marks[1].y, test.marks[1].x)
-    assert area == pytest.approx(compare_study(results).methods[0].aucs["test", "FGFR3"].auc.value, abs=1e-4)
+    assert area == pytest.approx(compare_study(results).models[0].aucs["test", "FGFR3"].auc.value, abs=1e-4)
 
 
-def test_many_methods_are_labelled_by_regime():
-    study = make_study(regimes=["finetune"], variants=[{"name": f"v{i}"} for i in range(16)])
+def test_many_models_are_labelled_by_method():
+    study = make_study(methods=["finetune"], variants=[{"name": f"v{i}"} for i in range(16)])
     results = make_results(study, [1.0] * 16)
     for figure in (roc_figure(results), curves_figure(results)):
         for panel in figure.panels:
@@ -273,14 +271,14 @@ def test_folds_are_pooled_and_a_patient_in_two_folds_is_an_error(tmp_path):
 
 def test_ablation_fit_has_the_right_slope():
     variants = [{"name": f"{rate}", "settings": {"adaptation": {"lambda": rate}}} for rate in (0.25, 1.0)]
-    study = make_study(regimes=["tapfm"], report="ablation", variants=variants, seeds=[0, 1])
+    study = make_study(methods=["tapfm"], report="ablation", variants=variants, seeds=[0, 1])
     losses = [math.exp(0.3 - 0.07 * epoch) for epoch in range(1, 26)]
     results = make_results(study, (0.5, 1.0), losses=losses, seeds=2)
     comparison = compare_study(results)
     first, second = fit_losses(results, comparison)
     assert first.fit.b == pytest.approx(-0.07)
     assert (first.fit.epochs_used[0], first.fit.epochs_used[-1]) == (2, 20)
-    assert first.test == comparison.methods[0].aucs["test", "FGFR3"].auc
+    assert first.test == comparison.models[0].aucs["test", "FGFR3"].auc
     assert second.test.value > first.test.value
     assert first.val_auc == pytest.approx(0.74)
     table = ablation_table([first])
@@ -296,7 +294,7 @@ def test_ablation_fit_has_the_right_slope():
 def test_too_few_epochs_have_no_fit_but_a_reason():
     variants = [{"name": "a", "settings": {"adaptation": {"lambda": 1.0}}}]
     results = make_results(
-        make_study(regimes=["tapfm"], report="ablation", variants=variants), (0.5,), losses=(1.0, 0.9)
+        make_study(methods=["tapfm"], report="ablation", variants=variants), (0.5,), losses=(1.0, 0.9)
     )
     fits = fit_losses(results, compare_study(results))
     text = markdown_table(ablation_table(fits))
@@ -323,7 +321,7 @@ def test_stability_measures_are_lower_for_a_smooth_loss():
 
 def test_stability_compares_runs_of_the_same_seed():
     variants = [{"name": each, "settings": {"adaptation": {"bag_gradient": each}}} for each in ORDERS]
-    study = make_study(regimes=["tapfm"], report="stability", variants=variants, seeds=[0, 1])
+    study = make_study(methods=["tapfm"], report="stability", variants=variants, seeds=[0, 1])
     runs = measure_stability(make_results(study, (1.0, 1.0, 1.0), seeds=2, losses=(1.0, 0.9, 0.8, 0.7)))
     assert [run.order for run in runs] == [order for order in ORDERS for _ in (0, 1)]
     assert len({run.group for run in runs}) == 2
@@ -402,10 +400,10 @@ def write_probe_file(path, correct_after, classes=2, count=20):
     path.write_text(json.dumps(probe | {"cosine_distance": 0.25, "linear_cka": 0.75}))
 
 
-def test_forgetting_is_measured_and_compared_between_methods(tmp_path):
+def test_forgetting_is_measured_and_compared_between_models(tmp_path):
     study = make_study(report="forgetting", probe={"tiles": "t"}, seeds=[0])
     results = make_results(study, (0.5, 1.0), folder=tmp_path)
-    finetune, tapfm = (PlannedRun(method, 0, None) for method in list_methods(study))
+    finetune, tapfm = (PlannedRun(model, 0, None) for model in list_models(study))
     write_probe_file(StudyFolder(tmp_path).probe(finetune), correct_after=8)
     write_probe_file(StudyFolder(tmp_path).probe(tapfm), correct_after=20)
     probes = summarise_probes(results)

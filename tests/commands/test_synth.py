@@ -20,7 +20,7 @@ from tapfm.slides.tissue import detect_tissue
 from tapfm.synthetic.truth import read_truth
 from tapfm.tiles.store import read_tiles
 
-SMALL = ("--slides", 6, "--external", 2, "--tiles", 16, "--prevalence", 0.5)
+SMALL = ("--slides", 6, "--external", 2, "--tiles-per-slide", 16, "--prevalence", 0.5)
 
 
 def read_files(folder):
@@ -155,7 +155,7 @@ def test_same_seed_gives_same_files(cohort_run, tmp_path):
     assert first.keys() == second.keys()
     assert [name for name in first if first[name] != second[name]] == []
     for seed in (0, 1):  # cohorts that differ only in the seed
-        settings = ("--slides", 2, "--external", 0, "--tiles", 10, "--seed", seed)
+        settings = ("--slides", 2, "--external", 0, "--tiles-per-slide", 10, "--seed", seed)
         assert tapfm("synth", tmp_path / f"seed-{seed}", *settings).returncode == 0
     assert len({read_files(tmp_path / f"seed-{seed}")["slides/S001.svs"] for seed in (0, 1)}) == 2
 
@@ -232,11 +232,11 @@ def test_settings_file_with_other_paths_is_rejected(tmp_path, names):
 def test_folder_with_only_hidden_files_counts_as_empty(tmp_path):
     (tmp_path / ".DS_Store").touch()
     (tmp_path / ".tapfm-output").touch()
-    assert tapfm("synth", tmp_path, "--slides", 2, "--external", 0, "--tiles", 10).returncode == 0
+    assert tapfm("synth", tmp_path, "--slides", 2, "--external", 0, "--tiles-per-slide", 10).returncode == 0
 
 
 def test_full_disk_is_an_error_without_traceback(tmp_path):
-    command = f"ulimit -f 4; {shlex.join(PROGRAM)} synth {tmp_path}/p --slides 2 --external 0 --tiles 10"
+    command = f"ulimit -f 4; {shlex.join(PROGRAM)} synth {tmp_path}/p --slides 2 --external 0 --tiles-per-slide 10"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
@@ -244,21 +244,21 @@ def test_full_disk_is_an_error_without_traceback(tmp_path):
 
 
 def test_higher_prevalence_of_rare_targets_is_reported(tmp_path):
-    settings = ("--task", "luad4", "--slides", 12, "--external", 0, "--tiles", 10, "--fractions", 0.5, 0.0, 0.5)
-    result = tapfm("synth", tmp_path / "p", *settings)
+    size = ("--slides", 12, "--external", 0, "--tiles-per-slide", 10)
+    result = tapfm("synth", tmp_path / "p", "--task", "luad4", *size, "--fractions", 0.5, 0.0, 0.5)
     assert "ALK in the development cohort: 4 positive slides instead of 0 (3% of 12)" in result.stdout
 
 
 def test_other_settings_need_force_and_replace_the_cohort(tmp_path):
-    small = ("--slides", 3, "--external", 0, "--tiles", 10)
+    small = ("--slides", 3, "--external", 0, "--tiles-per-slide", 10)
     folder = tmp_path / "p"
     assert tapfm("synth", folder, *small).returncode == 0
     (folder / "notes.txt").write_text("mine")
-    rejected = tapfm("synth", folder, "--slides", 2, "--external", 0, "--tiles", 10)
+    rejected = tapfm("synth", folder, "--slides", 2, "--external", 0, "--tiles-per-slide", 10)
     assert rejected.returncode == 2
     assert "--force" in rejected.stderr
     assert len(list((folder / "slides").glob("*.svs"))) == 3
-    assert tapfm("synth", folder, "--slides", 2, "--external", 0, "--tiles", 10, "--force").returncode == 0
+    assert tapfm("synth", folder, "--slides", 2, "--external", 0, "--tiles-per-slide", 10, "--force").returncode == 0
     assert [path.name for path in sorted((folder / "slides").glob("*"))] == ["S001.svs", "S002.svs"]
     assert not (folder / "truth" / "S003.png").exists()
     assert (folder / "notes.txt").read_text() == "mine"
@@ -267,7 +267,7 @@ def test_other_settings_need_force_and_replace_the_cohort(tmp_path):
 
 @pytest.mark.parametrize("stop_signal", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_stopped_command_resumes(tmp_path, stop_signal):
-    folder, settings = tmp_path / "p", ("--slides", 6, "--external", 0, "--tiles", 12)
+    folder, settings = tmp_path / "p", ("--slides", 6, "--external", 0, "--tiles-per-slide", 12)
     process = start_tapfm("synth", folder, *settings, "--workers", 2)
     wait_for(lambda: len(list((folder / "slides").glob("S*.svs"))) >= 2, process)
     process.send_signal(stop_signal)
@@ -296,7 +296,7 @@ def test_stopped_command_resumes(tmp_path, stop_signal):
         (["--fractions", "0.5", "0.5", "0.5"], "--fractions 0.8 0.1 0.1"),
         (["--fractions", "nan", "0", "1"], "--fractions 0.8 0.1 0.1"),
         (["--slides", "0"], "--slides must be from 2 to 9999"),
-        (["--tiles", "100000"], "10 to 1000"),
+        (["--tiles-per-slide", "100000"], "10 to 1000"),
         (["--workers", "-1"], "--workers must be at least 0"),
     ],
 )
@@ -318,7 +318,7 @@ def test_folder_with_other_files_is_rejected(tmp_path):
 
 
 def test_prevalence_by_target(tmp_path):
-    settings = ("--task", "luad4", "--slides", 10, "--external", 0, "--tiles", 10, "--fractions", 1, 0, 0)
+    settings = ("--task", "luad4", "--slides", 10, "--external", 0, "--tiles-per-slide", 10, "--fractions", 1, 0, 0)
     result = tapfm("synth", tmp_path / "p", *settings, "--prevalence", "egfr=0.7", "--prevalence", 0.3)
     assert result.returncode == 0, result.stderr
     rows = read_rows(tmp_path / "p" / "cohort.csv")

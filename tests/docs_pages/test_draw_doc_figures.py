@@ -22,7 +22,7 @@ def run_tool(*arguments):
 @pytest.fixture(scope="module")
 def predicted(tmp_path_factory, workspace, train):  # noqa: ARG001 - of the workspace, by a run of it
     folder = tmp_path_factory.mktemp("figures")
-    options = ("--slides", 3, "--external", 0, "--tiles", 10, "--prevalence", 0.5, "--difficulty", "easy")
+    options = ("--slides", 3, "--external", 0, "--tiles-per-slide", 10, "--prevalence", 0.5, "--difficulty", "easy")
     assert tapfm("synth", folder / "synthetic", *options).returncode == 0
     arguments = ("--model", train("figures"), folder / "synthetic" / "cohort.csv", "--out", folder / "predicted")
     assert tapfm("predict", *arguments).returncode == 0

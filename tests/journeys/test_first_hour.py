@@ -54,7 +54,7 @@ def test_final_tables_have_the_values_of_the_result_files(demo):
     printed = {cells[0]: cells[1:] for line in result.stdout.splitlines() if (cells := re.split(r" {2,}", line))}
     titles = {"fixed": "fixed encoder + ABMIL", "finetune": "fine-tuned encoder + ABMIL", "tapfm": "TAPFM"}
     for line in read_rows(folder / "study" / "table_binary.csv"):
-        cell = printed[titles.get(line["regime"], line["model"])][line["cohort"] == "external"]
+        cell = printed[titles.get(line["method"], line["model"])][line["cohort"] == "external"]
         assert cell.startswith(f"{float(line['auc']):.3f}")
     measured = json.loads((folder / "attention-check.json").read_text())
     rows = {"attention_before": "attention, pretrained encoder", "attention_after": "attention, after TAPFM"}

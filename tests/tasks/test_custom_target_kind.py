@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tapfm.evaluation.figures import EvaluatedPredictions, build_evaluation_figures
-from tapfm.evaluation.method_comparison import compare_methods
 from tapfm.evaluation.metric_tables import build_evaluation_sections
 from tapfm.evaluation.metric_values import ChosenThresholds, Thresholds, choose_thresholds, compute_metrics
+from tapfm.evaluation.model_comparison import compare_models
 from tapfm.evaluation.model_evaluation import (
     BaselinePredictions,
     EvaluatedTable,
@@ -224,7 +224,7 @@ def test_metrics_of_several_kinds():
 
 def test_comparison_evaluation_and_figures():
     good, poor = make_slides(0.2), make_slides(2.0, seed=1)
-    found = compare_methods({"good": [good], "poor": [poor]}, TARGETS, "patient", resamples=200)
+    found = compare_models({"good": [good], "poor": [poor]}, TARGETS, "patient", resamples=200)
     (pair,) = found.pairs
     assert pair.difference.low > 0
     assert (pair.p_delong, pair.reason) == (None, "no test")

@@ -203,8 +203,9 @@ def synthetic_items(folder):
     items = {}
     for task, seed in (("fgfr3", 22), ("luad4", 0)):
         out = folder / task
-        arguments = ("--slides", 3, "--external", 1, "--tiles", 10, "--seed", seed, "--prevalence", 0.5, "--workers", 1)
-        run("synth", out, "--task", task, *arguments, "--difficulty", "medium" if task == "fgfr3" else "hard")
+        size = ("--slides", 3, "--external", 1, "--tiles-per-slide", 10)
+        settings = ("--seed", seed, "--prevalence", 0.5, "--workers", 1)
+        run("synth", out, "--task", task, *size, *settings, "--difficulty", "medium" if task == "fgfr3" else "hard")
         found = collect_items(out, reduce_to_blocks, exclude=("truth/*.png", "truth/*.geojson", "README.md"))
         items |= {f"{task} {name}": item for name, item in found.items()}
         fractions = {}

@@ -107,7 +107,7 @@ def _count_tiles(config: RunConfig) -> int:
     except InputError as error:
         raise InputError(
             f"adaptation.tiles_per_slide is 'all', but the tiles of the slides cannot be counted: {error.message}",
-            hint="Pass the number of tiles of the largest slide, for example --tiles 20000.",
+            hint="Pass the number of tiles of the largest slide, for example --tiles-per-slide 20000.",
         ) from error
 
 

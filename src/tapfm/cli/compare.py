@@ -13,7 +13,7 @@ from tapfm.runtime.messages import format_count
 from tapfm.workflows import compare as workflow
 
 if TYPE_CHECKING:
-    from tapfm.evaluation.method_comparison import Comparison
+    from tapfm.evaluation.model_comparison import Comparison
 
 
 @command(workflow.CompareOptions)

@@ -19,7 +19,7 @@ from tapfm.config.text import format_toml_value
 from tapfm.encoders.catalog import find_encoder_card
 from tapfm.errors import InputError
 
-REGIMES: tuple[Method, ...] = get_args(Method)
+METHODS: tuple[Method, ...] = get_args(Method)
 ReportKind = Literal["comparison", "ablation", "stability", "forgetting"]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 _WRITE_PRESET = "tapfm study --preset paper-table1 --write study.toml"
@@ -51,7 +51,7 @@ class Variant(SettingsModel):
 
 
 class StudyConfig(SettingsModel):
-    """A study: all combinations of encoders, regimes, aggregators, variants, folds and seeds."""
+    """A study: all combinations of encoders, methods, aggregators, variants, folds and seeds."""
 
     name: str = setting("title of the study in its tables")
     report: ReportKind = setting(
@@ -62,7 +62,7 @@ class StudyConfig(SettingsModel):
         "binary: one model per target; multilabel: one model for all targets", default=None
     )
     encoders: list[str] = setting("encoders to compare, from `tapfm encoders`", min_length=1)
-    regimes: list[Method] = setting(
+    methods: list[Method] = setting(
         "training methods to compare: fixed, finetune, tapfm", default=["fixed", "finetune", "tapfm"], min_length=1
     )
     aggregators: list[str] = setting("aggregators of methods fixed and finetune", default=["abmil"])
@@ -157,7 +157,7 @@ def _find_problems(config: StudyConfig) -> Iterator[str]:
     listed: dict[str, list[Any]] = {
         "targets": config.targets,
         "encoders": config.encoders,
-        "regimes": config.regimes,
+        "methods": config.methods,
         "aggregators": config.aggregators,
         "tapfm_aggregators": config.tapfm_aggregators,
         "seeds": config.seeds,
@@ -192,8 +192,8 @@ def _find_problems(config: StudyConfig) -> Iterator[str]:
 def _find_unknown_settings(config: StudyConfig) -> Iterator[str]:
     """Yield the problems of names under `settings` and `variants` that RUN.toml does not have."""
     known = list(list_settings())
-    given = [("settings", {name: each for name, each in config.settings.items() if name not in REGIMES})]
-    given += [(f"settings.{name}", config.settings[name]) for name in REGIMES if name in config.settings]
+    given = [("settings", {name: each for name, each in config.settings.items() if name not in METHODS})]
+    given += [(f"settings.{name}", config.settings[name]) for name in METHODS if name in config.settings]
     given += [(f"variants {each.name}", each.settings) for each in config.variants]
     for where, tables in given:
         if not isinstance(tables, Mapping):
@@ -212,7 +212,7 @@ def resolve_study_paths(tables: dict[str, Any], base: Path) -> None:
     weights, settings, variants = (tables.get(name) for name in ("weights", "settings", "variants"))
     encoders = weights if isinstance(weights, dict) else {}
     resolve_paths(tables, base, [*_PATH_SETTINGS, *(("weights", name) for name in encoders)])
-    run_settings = [settings, *(settings.get(regime) for regime in REGIMES)] if isinstance(settings, dict) else []
+    run_settings = [settings, *(settings.get(method) for method in METHODS)] if isinstance(settings, dict) else []
     if isinstance(variants, list):
         run_settings += [each.get("settings") for each in variants if isinstance(each, dict)]
     for each in run_settings:

@@ -16,7 +16,7 @@ from tapfm.runtime.messages import format_count
 from tapfm.study.comparison import parse_auc_row
 
 _COHORT_TITLES = {"test": "held-out", "external": "external"}
-_REGIME_TITLES = {"fixed": "fixed encoder + ABMIL", "finetune": "fine-tuned encoder + ABMIL", "tapfm": "TAPFM"}
+_METHOD_TITLES = {"fixed": "fixed encoder + ABMIL", "finetune": "fine-tuned encoder + ABMIL", "tapfm": "TAPFM"}
 _SCORE_TITLES = {
     "attention_before": "attention, pretrained encoder",
     "attention_after": "attention, after TAPFM",
@@ -44,7 +44,7 @@ def _auc_table(folder: DemoFolder) -> Table:
     patients, aucs = dict.fromkeys(COHORTS, "0"), dict[str, dict[str, Cell]]()
     for line in read_csv(folder.auc_table):
         patients[line["cohort"]] = line["patients"]
-        title = _REGIME_TITLES.get(line["regime"], line["model"])
+        title = _METHOD_TITLES.get(line["method"], line["model"])
         aucs.setdefault(title, {})[line["cohort"]] = _cell(parse_auc_row(line))
     titles = [f"{_COHORT_TITLES[cohort]} ({patients[cohort]} patients)" for cohort in COHORTS]
     rows = [

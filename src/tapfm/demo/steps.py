@@ -18,7 +18,8 @@ from tapfm.runtime.steps import Step
 def list_demo_steps(size: DemoSize, folder: DemoFolder) -> list[Step]:
     """Return the steps in order. Each step needs the previous one."""
     cohort = folder.synthetic / "cohort.csv"
-    synth = ["--slides", str(size.slides), "--external", str(size.external_slides), "--tiles", str(size.tissue_tiles)]
+    synth = ["--slides", str(size.slides), "--external", str(size.external_slides)]
+    synth += ["--tiles-per-slide", str(size.tissue_tiles)]
     synth += ["--difficulty", size.difficulty, "--prevalence", str(PREVALENCE), "--fractions", *map(str, FRACTIONS)]
     predictions = [argument for name in COHORTS for argument in ("--predictions", str(folder.predictions(name)))]
 
@@ -107,7 +108,7 @@ def _write_study(path: Path, size: DemoSize) -> None:
         "name": f"Three training methods for {TARGET} on synthetic slides",
         "targets": [TARGET],
         "encoders": [ENCODER],
-        "regimes": ["fixed", "finetune", "tapfm"],
+        "methods": ["fixed", "finetune", "tapfm"],
         "aggregators": ["abmil"],
         "tapfm_aggregators": ["cls-attention"],
         "resamples": size.resamples,

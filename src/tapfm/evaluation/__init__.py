@@ -1,1 +1,1 @@
-"""Evaluation of predictions: metrics, subgroups, comparisons of methods."""
+"""Evaluation of predictions: metrics, subgroups, comparisons of models."""

@@ -1,4 +1,4 @@
-"""Align the predictions of several methods: the units that all have, in the same order, with the same labels."""
+"""Align the predictions of several models: the units that all have, in the same order, with the same labels."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _MAX_LISTED = 10  # units listed in an error message
 
 @dataclass(frozen=True)
 class AlignedPredictions:
-    """The units that all methods have, and the predictions of each method for them in the same order."""
+    """The units that all models have, and the predictions of each model for them in the same order."""
 
     units: list[Prediction]
-    seeds: Mapping[str, list[list[Prediction]]]  # by method, a list for each seed
-    excluded: Mapping[str, tuple[str, ...]]  # by method, patients and slides that other methods lack
-    partial_labels: tuple[str, ...]  # units and targets with a label in only some methods
+    seeds: Mapping[str, list[list[Prediction]]]  # by model, a list for each seed
+    excluded: Mapping[str, tuple[str, ...]]  # by model, patients and slides that other models lack
+    partial_labels: tuple[str, ...]  # units and targets with a label in only some models
 
     @property
     def patient_count(self) -> int:
         return len({patient_key(each) for each in self.units})
 
 
-def align_predictions(methods: Mapping[str, SeedPredictions], targets: TargetKinds, unit: Unit) -> AlignedPredictions:
-    """Keep the units that every seed of every method has. Raises InputError if their labels differ."""
-    slides = {name: [_index_slides(name, each) for each in method] for name, method in methods.items()}
-    shared = set.intersection(*(set(each) for method in slides.values() for each in method))
-    used = {name: [_drop_unshared_slides(each, shared) for each in method] for name, method in slides.items()}
-    units = {name: [_index_units(each, targets, unit) for each in method] for name, method in used.items()}
-    all_seeds = [each for method in units.values() for each in method]
+def align_predictions(models: Mapping[str, SeedPredictions], targets: TargetKinds, unit: Unit) -> AlignedPredictions:
+    """Keep the units that every seed of every model has. Raises InputError if their labels differ."""
+    slides = {name: [_index_slides(name, each) for each in model] for name, model in models.items()}
+    shared = set.intersection(*(set(each) for model in slides.values() for each in model))
+    used = {name: [_drop_unshared_slides(each, shared) for each in model] for name, model in slides.items()}
+    units = {name: [_index_units(each, targets, unit) for each in model] for name, model in used.items()}
+    all_seeds = [each for model in units.values() for each in model]
     common = sorted(set.intersection(*(set(each) for each in all_seeds)))
     if not common:
         raise _no_common_patient_error(units)
@@ -46,8 +46,8 @@ def align_predictions(methods: Mapping[str, SeedPredictions], targets: TargetKin
         units=[
             replace(all_seeds[0][key], labels={t: next(iter(labels[key][t]), None) for t in targets}) for key in common
         ],
-        seeds={name: [[each[key] for key in common] for each in method] for name, method in units.items()},
-        excluded={name: _list_excluded(method, used[name], common) for name, method in slides.items()},
+        seeds={name: [[each[key] for key in common] for each in model] for name, model in units.items()},
+        excluded={name: _list_excluded(model, used[name], common) for name, model in slides.items()},
         partial_labels=tuple(
             f"{_unit_name(key)}: {target}"
             for key in common
@@ -58,7 +58,7 @@ def align_predictions(methods: Mapping[str, SeedPredictions], targets: TargetKin
 
 
 def _index_slides(name: str, predictions: Sequence[Prediction]) -> dict[_UnitKey, Prediction]:
-    """Return predictions by cohort, patient and slide. The split is ignored: methods may have different splits."""
+    """Return predictions by cohort, patient and slide. The split is ignored: models may have different splits."""
     without_split = [replace(each, split=None) for each in predictions]
     if duplicates := find_duplicates([slide_key(each) for each in without_split]):
         raise InputError(
@@ -69,9 +69,9 @@ def _index_slides(name: str, predictions: Sequence[Prediction]) -> dict[_UnitKey
 
 
 def _drop_unshared_slides(slides: Mapping[_UnitKey, Prediction], shared: Set[_UnitKey]) -> list[Prediction]:
-    """Return slides without those that some method lacks, unless no slide of the patient is shared.
+    """Return slides without those that some model lacks, unless no slide of the patient is shared.
 
-    Otherwise methods would pool different slides of the same patient, possibly with different labels.
+    Otherwise models would pool different slides of the same patient, possibly with different labels.
     """
     patients_with_shared = {key[:2] for key in shared}
     return [each for key, each in slides.items() if key in shared or key[:2] not in patients_with_shared]
@@ -83,7 +83,7 @@ def _index_units(slides: Sequence[Prediction], targets: TargetKinds, unit: Unit)
 
 
 def _collect_labels(predictions: Iterable[Prediction], targets: Iterable[str]) -> dict[str, set[Label]]:
-    """Return the known labels of one unit in all methods, by target."""
+    """Return the known labels of one unit in all models, by target."""
     known: dict[str, set[Label]] = {target: set() for target in targets}
     for each in predictions:
         for target in targets:
@@ -93,7 +93,7 @@ def _collect_labels(predictions: Iterable[Prediction], targets: Iterable[str]) -
 
 
 def _check_labels_agree(labels: Mapping[_UnitKey, Mapping[str, set[Label]]], targets: Iterable[str]) -> None:
-    """Raise InputError if a unit has different labels in different methods."""
+    """Raise InputError if a unit has different labels in different models."""
     conflicts = [
         f"{target} of {_unit_name(key)}"
         for key, known in labels.items()
@@ -102,34 +102,34 @@ def _check_labels_agree(labels: Mapping[_UnitKey, Mapping[str, set[Label]]], tar
     ]
     if conflicts:
         raise InputError(
-            f"The methods have different labels for {format_names(conflicts, _MAX_LISTED)}.",
-            hint="Correct the labels, or predict again with the same cohort table for all methods.",
+            f"The models have different labels for {format_names(conflicts, _MAX_LISTED)}.",
+            hint="Correct the labels, or predict again with the same cohort table for all models.",
         )
 
 
 def _list_excluded(
-    method: Sequence[Mapping[_UnitKey, Prediction]], used: Sequence[Sequence[Prediction]], common: Sequence[_UnitKey]
+    model: Sequence[Mapping[_UnitKey, Prediction]], used: Sequence[Sequence[Prediction]], common: Sequence[_UnitKey]
 ) -> tuple[str, ...]:
-    """Return the excluded patients of a method, and the excluded slides of the other patients."""
+    """Return the excluded patients of a model, and the excluded slides of the other patients."""
     kept_patients = {key[:2] for key in common}
     kept = {
         (*patient_key(slide), slide.slide_id) for each in used for slide in each if patient_key(slide) in kept_patients
     }
-    excluded = {key for each in method for key in each if key not in kept}
+    excluded = {key for each in model for key in each if key not in kept}
     patients = sorted({key[:2] for key in excluded if key[:2] not in kept_patients})
     slides = sorted(key for key in excluded if key[:2] in kept_patients)
     return (*(patient for _, patient in patients), *(_unit_name(key) for key in slides))
 
 
 def _no_common_patient_error(units: Mapping[str, Sequence[Mapping[_UnitKey, Prediction]]]) -> InputError:
-    """Return the error for methods without a common patient, with an example from each method."""
+    """Return the error for models without a common patient, with an example from each model."""
     examples = []
     for name, seeds in units.items():
         first: PatientKey | None = min((key[:2] for each in seeds for key in each), default=None)
         examples.append(f"{name}: " + (f"patient '{first[1]}' of cohort '{first[0]}'" if first else "no patients"))
     return InputError(
-        "No patient is in all methods.",
-        hint=f"Patients are matched by cohort and patient_id. The first patient of each method: {'; '.join(examples)}.",
+        "No patient is in all models.",
+        hint=f"Patients are matched by cohort and patient_id. The first patient of each model: {'; '.join(examples)}.",
     )
 
 

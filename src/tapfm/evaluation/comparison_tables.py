@@ -1,4 +1,4 @@
-"""Write a comparison of methods: tables, a figure, and the page comparison.md."""
+"""Write a comparison of models: tables, a figure, and the page comparison.md."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tapfm.cohort.splits import format_names
-from tapfm.evaluation.method_comparison import Comparison, PairedComparison
 from tapfm.evaluation.metric_values import MACRO, target_title
+from tapfm.evaluation.model_comparison import Comparison, PairedComparison
 from tapfm.results.document import Paragraph, Section
 from tapfm.results.estimate import Estimate
 from tapfm.results.figure import Axis, Colour, Figure, Line, Mark, Panel, Points, ReferenceLine
@@ -24,8 +24,8 @@ from tapfm.runtime.messages import format_count
 _MAX_LISTED = 10  # patients listed on the page; excluded.csv contains all
 FILES = ("comparison.json", "comparison.csv", "comparison.md", "differences.png", "excluded.csv")
 _PAIRED_NOTE = (
-    "Differences are paired: all methods are evaluated on the same patients and the same bootstrap resamples. "
-    "p (Holm) is corrected for the number of pairs of methods, separately for each target. It is based on p (DeLong), "
+    "Differences are paired: all models are evaluated on the same patients and the same bootstrap resamples. "
+    "p (Holm) is corrected for the number of pairs of models, separately for each target. It is based on p (DeLong), "
     "or on p (bootstrap) if there is no p (DeLong)."
 )
 
@@ -35,18 +35,18 @@ def write_comparison(
 ) -> None:
     """Write the tables of a comparison and its figure.
 
-    files: the prediction table of each method.
+    files: the prediction table of each model.
     notes: warnings to repeat on the page.
     """
     figure = _build_differences_figure(comparison)
     page = markdown_sections(
-        f"Comparison of {', '.join(comparison.methods)}",
+        f"Comparison of {', '.join(comparison.models)}",
         _build_sections(comparison, files, figure, resamples, notes),
         {figure.title: "differences.png"},
     )
     excluded = ([name, patient] for name, patients in comparison.excluded.items() for patient in patients)
     write_atomically(folder / "comparison.csv", table_csv(_build_pairs_table(comparison)).encode())
-    write_csv(folder / "excluded.csv", ("method", "patient"), excluded)
+    write_csv(folder / "excluded.csv", ("model", "patient"), excluded)
     write_png(folder / "differences.png", figure)
     write_atomically(folder / "comparison.md", page.encode())
     write_atomically(folder / "comparison.json", _format_json(comparison, files, resamples, seed, notes))
@@ -58,9 +58,9 @@ def _targets_and_mean(comparison: Comparison) -> list[str]:
 
 
 def build_auc_table(comparison: Comparison, files: Mapping[str, str] | None = None) -> Table:
-    """Return the AUC of each method.
+    """Return the AUC of each model.
 
-    files: the prediction table of each method, shown after its name.
+    files: the prediction table of each model, shown after its name.
     """
     targets = _targets_and_mean(comparison)
     rows = [
@@ -68,15 +68,15 @@ def build_auc_table(comparison: Comparison, files: Mapping[str, str] | None = No
             name if files is None else f"{name} (`{files[name]}`)",
             *(comparison.aucs[name, target] for target in targets),
         )
-        for name in comparison.methods
+        for name in comparison.models
     ]
     columns = [Column(target_title(target), group="AUC") for target in targets]
-    return Table([Column("method", text=True), *columns], rows)
+    return Table([Column("model", text=True), *columns], rows)
 
 
 def build_differences_table(comparison: Comparison) -> Table:
     """Return the AUC difference of each pair, with the p values of its tests."""
-    columns = [Column("methods", text=True), Column("target", text=True), Column("AUC difference", float_format="+.3f")]
+    columns = [Column("models", text=True), Column("target", text=True), Column("AUC difference", float_format="+.3f")]
     columns += [Column(f"p ({test})") for test in ("DeLong", "bootstrap", "Holm")]
     rows = [
         table_row(
@@ -140,7 +140,7 @@ def _build_sections(
     comparison: Comparison, files: Mapping[str, str], figure: Figure, resamples: int, notes: Sequence[str]
 ) -> list[Section]:
     about = (
-        f"Evaluated on the {format_count(comparison.patient_count, 'patient')} that all methods have. "
+        f"Evaluated on the {format_count(comparison.patient_count, 'patient')} that all models have. "
         f"Each {comparison.unit} counts once. "
         f"Ranges are 95% confidence intervals from {resamples:,} bootstrap resamples of patients."
     )
@@ -159,15 +159,15 @@ def _build_sections(
 
 
 def _list_excluded(comparison: Comparison) -> list[str]:
-    """Return lines about excluded patients and about labels that only some methods have."""
+    """Return lines about excluded patients and about labels that only some models have."""
     lines = []
     for name, patients in comparison.excluded.items():
         if patients:
             listed = format_names(patients, _MAX_LISTED) + (" (`excluded.csv`)" if len(patients) > _MAX_LISTED else "")
-            lines.append(f"- {name}: {len(patients):,} patients or slides are not in all methods: {listed}")
+            lines.append(f"- {name}: {len(patients):,} patients or slides are not in all models: {listed}")
     if comparison.partial_labels:
         listed = format_names(comparison.partial_labels, _MAX_LISTED)
-        lines.append(f"- Not excluded: labels that only some methods have. They are used for all methods: {listed}")
+        lines.append(f"- Not excluded: labels that only some models have. They are used for all models: {listed}")
     return lines
 
 
@@ -186,7 +186,7 @@ def _format_json(
         "partial_labels": list(comparison.partial_labels),
         "auc": {
             name: {target: asdict(comparison.aucs[name, target]) for target in _targets_and_mean(comparison)}
-            for name in comparison.methods
+            for name in comparison.models
         },
         "pairs": [asdict(pair) for pair in comparison.pairs],
     }

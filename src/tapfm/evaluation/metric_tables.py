@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tapfm.cohort.splits import ALL, VALIDATION
-from tapfm.evaluation.method_comparison import PairedComparison
 from tapfm.evaluation.metric_values import MACRO, ChosenThresholds, MetricValue, target_title
+from tapfm.evaluation.model_comparison import PairedComparison
 from tapfm.results.document import Block, Paragraph, Section
 from tapfm.results.estimate import Estimate
 from tapfm.results.formatting import MISSING, format_interval, format_p_value

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tapfm.errors import InputError
-from tapfm.evaluation.method_comparison import PairedComparison
 from tapfm.evaluation.metric_tables import MODEL, EvaluationResults, MetricRow
 from tapfm.evaluation.metric_values import ChosenThresholds, MetricValue, Thresholds
+from tapfm.evaluation.model_comparison import PairedComparison
 from tapfm.results.estimate import Estimate
 from tapfm.tasks.catalog import target_kinds
 

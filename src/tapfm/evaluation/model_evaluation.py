@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from tapfm.errors import SettingError
-from tapfm.evaluation.method_comparison import PairedComparison, compare_methods
 from tapfm.evaluation.metric_tables import MODEL, EvaluationResults, MetricRow
 from tapfm.evaluation.metric_values import ChosenThresholds, choose_thresholds, compute_metrics
+from tapfm.evaluation.model_comparison import PairedComparison, compare_models
 from tapfm.evaluation.predictions import Prediction, Unit
 from tapfm.evaluation.subgroups import Subgroup, evaluate_subgroup
 from tapfm.tasks.target import BASELINE, TargetKinds
@@ -95,7 +95,7 @@ def evaluate_predictions(
             MetricRow(BASELINE, "", each)
             for each in compute_metrics(baseline_predictions, targets, unit, baseline_thresholds, **bootstrap)
         ]
-        differences = compare_methods(
+        differences = compare_models(
             {MODEL: [predictions], BASELINE: [baseline_predictions]},
             targets,
             unit,

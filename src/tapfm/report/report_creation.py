@@ -236,7 +236,7 @@ def _list_study_warnings(study: ReportedStudy) -> list[str]:
     warnings = []
     if study.finished_runs and not study.has_sections:
         warnings.append(
-            f"The comparison of the methods is missing, because {study.folder} has no study.json. "
+            f"The comparison of the models is missing, because {study.folder} has no study.json. "
             f"To create it: {study.tables_command}"
         )
     unfinished = len(study.planned_runs) - len(study.finished_runs)

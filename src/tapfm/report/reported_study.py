@@ -83,7 +83,7 @@ def select_runs(
     """Return the runs to show in detail, and a reason to print, which is empty if the user chose them.
 
     These are the runs with these names; or else the runs with these weights; or else, for each set of targets, the run
-    with the highest validation AUC. Methods are compared on test slides, so those are not used to choose a run.
+    with the highest validation AUC. Models are compared on test slides, so those are not used to choose a run.
     """
     for name in names:
         if name not in study.runs:
@@ -103,18 +103,18 @@ def select_runs(
 
 
 def build_study_headline(study: ReportedStudy) -> Table | None:
-    """Return the best method and its AUC for each cohort and target."""
+    """Return the best model and its AUC for each cohort and target."""
     rows = []
     cohorts_and_targets = list(dict.fromkeys((row["cohort"], row["target"]) for row in study.auc_rows))
     if any(target == MACRO for _, target in cohorts_and_targets):  # with several targets, show only their mean
         cohorts_and_targets = [(cohort, target) for cohort, target in cohorts_and_targets if target == MACRO]
     for cohort, target in cohorts_and_targets:
-        methods = [row for row in study.auc_rows if (row["cohort"], row["target"]) == (cohort, target)]
-        best = [row for row in methods if row["rank"] == "1"]
+        models = [row for row in study.auc_rows if (row["cohort"], row["target"]) == (cohort, target)]
+        best = [row for row in models if row["rank"] == "1"]
         if not best:
             continue
         others = f" and {format_count(len(best) - 1, 'other')}" if len(best) > 1 else ""
-        rank = f"best of {len(methods)} methods" if len(methods) > 1 else ""
+        rank = f"best of {len(models)} models" if len(models) > 1 else ""
         title = f"{target_title(target)}, {COHORT_TITLES.get(cohort, cohort).lower()}"
         rows.append(
             table_row(
@@ -123,7 +123,7 @@ def build_study_headline(study: ReportedStudy) -> Table | None:
                 Cell(f"{best[0]['model']}{others}", rank),
             )
         )
-    columns = [Column("", text=True), Column("AUC (95% confidence interval)"), Column("Method", text=True)]
+    columns = [Column("", text=True), Column("AUC (95% confidence interval)"), Column("Model", text=True)]
     return Table(columns, rows) if rows else None
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tapfm.evaluation.comparison_tables import build_differences_table
-from tapfm.evaluation.method_comparison import compare_methods
 from tapfm.evaluation.metric_values import target_title
+from tapfm.evaluation.model_comparison import compare_models
 from tapfm.evaluation.predictions import Prediction, slide_key
 from tapfm.report.content import Block
 from tapfm.report.evaluated_slide_set import EvaluatedSlideSet
@@ -64,10 +64,10 @@ def _build_differences(title: str, results: Mapping[str, EvaluatedSlideSet]) -> 
             f"The runs have different slides or labels in the set {title}, so their AUCs cannot be compared directly. "
             "The command tapfm compare compares them on the patients that all of them have."
         )
-    methods = {name: [list(result.predictions)] for name, result in results.items()}
+    models = {name: [list(result.predictions)] for name, result in results.items()}
     about = first.results.about
     return build_differences_table(
-        compare_methods(methods, first.targets, first.unit, resamples=about["resamples"], seed=about["seed"])
+        compare_models(models, first.targets, first.unit, resamples=about["resamples"], seed=about["seed"])
     )
 
 

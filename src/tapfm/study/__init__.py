@@ -1,1 +1,1 @@
-"""Studies: train and evaluate many combinations of encoder, regime and aggregator, and write comparison tables."""
+"""Studies: train and evaluate many combinations of encoder, method and aggregator, and write comparison tables."""

@@ -30,8 +30,8 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True)
-class MethodFit:
-    """Training loss of a method, averaged over its runs, and the log-linear fit of it."""
+class ModelFit:
+    """Training loss of a model, averaged over its runs, and the log-linear fit of it."""
 
     title: str
     variant: str
@@ -42,19 +42,19 @@ class MethodFit:
     test: Estimate
 
 
-def fit_losses(results: StudyResults, comparison: StudyComparison) -> list[MethodFit]:
+def fit_losses(results: StudyResults, comparison: StudyComparison) -> list[ModelFit]:
     study = results.study
-    aucs = {method.row_key: method.aucs for method in comparison.methods}
+    aucs = {model.row_key: model.aucs for model in comparison.models}
     fits = []
-    for each in results.methods:
-        method, histories = each.method, list(each.histories.values())
-        target = MACRO if study.multilabel else method.target or study.targets[0]
-        test = aucs.get(method.row_key, {}).get(("test", target))
+    for each in results.models:
+        model, histories = each.model, list(each.histories.values())
+        target = MACRO if study.multilabel else model.target or study.targets[0]
+        test = aucs.get(model.row_key, {}).get(("test", target))
         losses = average_by_epoch(histories, "loss_agg")
         fits.append(
-            MethodFit(
-                title=method.title,
-                variant=method.variant or method.title,
+            ModelFit(
+                title=model.title,
+                variant=model.variant or model.title,
                 losses=losses,
                 fit=fit_log_linear(losses, _FIRST_EPOCH, _LAST_EPOCH),
                 best_epoch=fmean(find_best_epoch(history)["epoch"] for history in histories),
@@ -65,7 +65,7 @@ def fit_losses(results: StudyResults, comparison: StudyComparison) -> list[Metho
     return fits
 
 
-def ablation_table(fits: Sequence[MethodFit]) -> Table:
+def ablation_table(fits: Sequence[ModelFit]) -> Table:
     """Return the coefficients of each fit, with the best epoch and its AUCs."""
     last = max((each.fit.epochs_used[-1] for each in fits if each.fit.epochs_used), default=_LAST_EPOCH)
     note = (
@@ -75,12 +75,12 @@ def ablation_table(fits: Sequence[MethodFit]) -> Table:
     return Table(_COLUMNS, [_variant_row(each) for each in fits], notes=[note])
 
 
-def _variant_row(method: MethodFit) -> Row:
-    fit, epochs = method.fit, method.fit.epochs_used
+def _variant_row(model: ModelFit) -> Row:
+    fit, epochs = model.fit, model.fit.epochs_used
     slope = Estimate(fit.b, fit.b_low, fit.b_high, fit.reason if fit.b is None else "")
     return table_row(
-        *(method.title, method.variant, fit.a, slope),
+        *(model.title, model.variant, fit.a, slope),
         Cell(fit.r_squared, reason=fit.reason),
         *((epochs[0], epochs[-1]) if epochs else (None, None)),
-        *(method.best_epoch, method.val_auc, method.test, fit.reason or method.test.reason),
+        *(model.best_epoch, model.val_auc, model.test, fit.reason or model.test.reason),
     )

@@ -1,4 +1,4 @@
-"""Compare the AUCs of all methods by cohort and target, with a paired test against the best method."""
+"""Compare the AUCs of all models by cohort and target, with a paired test against the best model."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import stdev
 
 from tapfm.config.study import StudyConfig
-from tapfm.evaluation.method_comparison import Comparison, PairedComparison, compare_methods
 from tapfm.evaluation.metric_values import MACRO
+from tapfm.evaluation.model_comparison import Comparison, PairedComparison, compare_models
 from tapfm.evaluation.predictions import compute_scores
 from tapfm.results.estimate import Estimate
 from tapfm.results.formatting import format_p_value
@@ -18,7 +18,7 @@ from tapfm.study.results import COHORTS, SeedPredictions, StudyResults
 from tapfm.tasks.catalog import target_kinds
 from tapfm.tasks.target import BASELINE, TargetKinds
 
-_REGIME_TITLES = {
+_METHOD_TITLES = {
     "fixed": "Fixed encoder with trained MIL aggregators",
     "finetune": "Fine-tuned (FT) encoder with MIL aggregators",
     "tapfm": "TAPFM",
@@ -33,23 +33,23 @@ CohortTarget = tuple[str, str]  # (cohort, target)
 
 @dataclass(frozen=True)
 class ComparedAuc:
-    """The AUC of a method for one target of one cohort."""
+    """The AUC of a model for one target of one cohort."""
 
     auc: Estimate
     seeds: int
     seed_sd: float | None  # standard deviation over seeds; None with one seed
-    against_best: PairedComparison | None  # this method minus the best; None for the best itself
+    against_best: PairedComparison | None  # this model minus the best; None for the best itself
     rank: int | None  # 1 is the best
 
 
 @dataclass(frozen=True)
-class ComparedMethod:
-    """AUCs of a method or of the colour baseline."""
+class ComparedModel:
+    """AUCs of a model or of the colour baseline."""
 
     row_key: str
     title: str
     encoder: str
-    regime: str
+    method: str
     aggregator: str
     variant: str
     aucs: Mapping[CohortTarget, ComparedAuc]
@@ -57,10 +57,10 @@ class ComparedMethod:
 
 @dataclass(frozen=True)
 class StudyComparison:
-    """AUCs of all methods. A method without predictions for a cohort and target has no entry for them."""
+    """AUCs of all models. A model without predictions for a cohort and target has no entry for them."""
 
     patients: Mapping[CohortTarget, int]
-    methods: Sequence[ComparedMethod]
+    models: Sequence[ComparedModel]
     notes: Sequence[str]
 
 
@@ -80,32 +80,32 @@ def compare_study(results: StudyResults) -> StudyComparison:
                 aucs.setdefault(name, {})[cohort, target] = _collect_auc(comparison, seeds, name, best, target)
             notes += [
                 f"{COHORT_TITLES[cohort]}: {format_count(len(ids), 'patient')} of {name} excluded, because other "
-                "methods have no predictions for them."
+                "models have no predictions for them."
                 for name, ids in comparison.excluded.items()
                 if ids
             ]
-    rows = {each.method.row_key: each.method for each in results.methods}
-    methods = [
-        ComparedMethod(name, row.title, row.encoder, row.regime, row.aggregator, row.variant or "", aucs[name])
-        for name, row in sorted(rows.items(), key=lambda item: list(_REGIME_TITLES).index(item[1].regime))
+    rows = {each.model.row_key: each.model for each in results.models}
+    models = [
+        ComparedModel(name, row.title, row.encoder, row.method, row.aggregator, row.variant or "", aucs[name])
+        for name, row in sorted(rows.items(), key=lambda item: list(_METHOD_TITLES).index(item[1].method))
         if name in aucs
     ]
     if BASELINE in aucs:
-        methods.append(ComparedMethod(BASELINE, BASELINE_TITLE, "", BASELINE, "", "", aucs[BASELINE]))
-    return StudyComparison(patients, methods, list(dict.fromkeys(notes)))
+        models.append(ComparedModel(BASELINE, BASELINE_TITLE, "", BASELINE, "", "", aucs[BASELINE]))
+    return StudyComparison(patients, models, list(dict.fromkeys(notes)))
 
 
 def _compare_with_best(
     seeds: Mapping[str, SeedPredictions], targets: TargetKinds, target: str, study: StudyConfig
 ) -> tuple[Comparison, str | None]:
-    """Compare all methods with the best method, on the patients that all methods have. Also return the best method."""
+    """Compare all models with the best model, on the patients that all models have. Also return the best model."""
     first = next(iter(seeds))
-    # a single method is compared with itself, so that its confidence interval is computed in the same way
-    methods = seeds if len(seeds) > 1 else {**seeds, f"{first} again": seeds[first]}
-    values = compare_methods(methods, targets, study.unit, resamples=1, against=first).aucs
+    # a single model is compared with itself, so that its confidence interval is computed in the same way
+    models = seeds if len(seeds) > 1 else {**seeds, f"{first} again": seeds[first]}
+    values = compare_models(models, targets, study.unit, resamples=1, against=first).aucs
     known = {name: value for name in seeds if (value := values[name, target].value) is not None}
     best = max(known, key=lambda name: known[name]) if known else None
-    return compare_methods(methods, targets, study.unit, resamples=study.resamples, against=best or first), best
+    return compare_models(models, targets, study.unit, resamples=study.resamples, against=best or first), best
 
 
 def _collect_auc(
@@ -129,8 +129,8 @@ def _collect_auc(
 
 
 def tidy_table(comparison: StudyComparison) -> Table:
-    """Return a table with one row per method, cohort and target, for the CSV file."""
-    text_names = ("model", "encoder", "regime", "aggregator", "variant", "cohort", "target")
+    """Return a table with one row per model, cohort and target, for the CSV file."""
+    text_names = ("model", "encoder", "method", "aggregator", "variant", "cohort", "target")
     value_names = ("patients", "auc", "ci_low", "ci_high", "seeds", "seed_sd")
     columns = [
         *(Column(name, text=True) for name in text_names),
@@ -139,13 +139,13 @@ def tidy_table(comparison: StudyComparison) -> Table:
     ]
     columns += [*map(Column, ("p_bootstrap", "p_delong", "p_holm", "rank")), Column("reason", text=True)]
     rows = []
-    for method in comparison.methods:
-        for cohort_target, cell in method.aucs.items():
+    for model in comparison.models:
+        for cohort_target, cell in model.aucs.items():
             pair, auc = cell.against_best, cell.auc
             tests = (None,) * 4 if pair is None else (pair.difference, pair.p_bootstrap, pair.p_delong, pair.p_holm)
             rows.append(
                 table_row(
-                    *(method.title, method.encoder, method.regime, method.aggregator, method.variant, *cohort_target),
+                    *(model.title, model.encoder, model.method, model.aggregator, model.variant, *cohort_target),
                     *(comparison.patients[cohort_target], auc.value, auc.low, auc.high, cell.seeds, cell.seed_sd),
                     *(*tests, cell.rank, auc.reason),
                 )
@@ -160,7 +160,7 @@ def parse_auc_row(line: Mapping[str, str]) -> Estimate:
 
 
 def wide_table(comparison: StudyComparison, study: StudyConfig) -> Table:
-    """Return the table in the layout of the paper: one row per method, below the title of its regime.
+    """Return the table in the layout of the paper: one row per model, below the title of its method.
 
     There is one column per target and cohort. If one model predicts several targets, there is one column per target,
     and the rows are repeated for each cohort.
@@ -172,14 +172,14 @@ def wide_table(comparison: StudyComparison, study: StudyConfig) -> Table:
         columns = [_auc_column("Macro average" if target == MACRO else target) for target in targets]
         for cohort in dict.fromkeys(cohort for cohort, _ in cohort_targets):
             selected = [(cohort, target) for target in targets]
-            rows += [Row(heading=titles[selected[0]], level=1), *_method_rows(comparison, selected)]
+            rows += [Row(heading=titles[selected[0]], level=1), *_model_rows(comparison, selected)]
     else:
         columns = [_auc_column(titles[each], group=each[1]) for each in cohort_targets]
-        rows += _method_rows(comparison, cohort_targets)
-    seeds = max((cell.seeds for method in comparison.methods for cell in method.aucs.values()), default=1)
+        rows += _model_rows(comparison, cohort_targets)
+    seeds = max((cell.seeds for model in comparison.models for cell in model.aucs.values()), default=1)
     note = (
         f"AUC by {study.unit}, with 95% confidence interval (bootstrap of patients) and p value of a paired test "
-        "against the best method of the column (Holm-corrected). Best in bold, second best underlined. N: number of "
+        "against the best model of the column (Holm-corrected). Best in bold, second best underlined. N: number of "
         "patients."
     )
     if seeds > 1:
@@ -195,15 +195,15 @@ def _cohort_title(comparison: StudyComparison, cohort: str, target: str) -> str:
     return f"{COHORT_TITLES[cohort]} (N = {comparison.patients[cohort, target]:,})"
 
 
-def _method_rows(comparison: StudyComparison, cohort_targets: Sequence[CohortTarget]) -> list[Row]:
+def _model_rows(comparison: StudyComparison, cohort_targets: Sequence[CohortTarget]) -> list[Row]:
     rows, heading = [], ""
-    for method in comparison.methods:
-        if not any(each in method.aucs for each in cohort_targets):
+    for model in comparison.models:
+        if not any(each in model.aucs for each in cohort_targets):
             continue
-        if _REGIME_TITLES[method.regime] != heading:
-            heading = _REGIME_TITLES[method.regime]
+        if _METHOD_TITLES[model.method] != heading:
+            heading = _METHOD_TITLES[model.method]
             rows.append(Row(heading=heading))
-        rows.append(table_row(method.title, *(_wide_cell(method.aucs.get(each)) for each in cohort_targets)))
+        rows.append(table_row(model.title, *(_wide_cell(model.aucs.get(each)) for each in cohort_targets)))
     return rows
 
 

@@ -1,11 +1,11 @@
-"""Table of the epochs, time and memory that each method needed."""
+"""Table of the epochs, time and memory that each model needed."""
 
 from __future__ import annotations
 
 from statistics import fmean
 
 from tapfm.results.table import Column, Row, Table, table_row
-from tapfm.study.results import MethodResult, StudyResults, find_best_epoch
+from tapfm.study.results import ModelResult, StudyResults, find_best_epoch
 
 _COLUMNS = (
     Column("Model", "model", text=True),
@@ -25,14 +25,14 @@ _NOTE = (
 
 
 def costs_table(results: StudyResults) -> Table:
-    return Table(_COLUMNS, [_method_row(each) for each in results.methods], notes=[_NOTE])
+    return Table(_COLUMNS, [_model_row(each) for each in results.models], notes=[_NOTE])
 
 
-def _method_row(result: MethodResult) -> Row:
+def _model_row(result: ModelResult) -> Row:
     histories = list(result.histories.values())
     epochs = [epoch for history in histories for epoch in history]
     return table_row(
-        result.method.full_title,
+        result.model.full_title,
         len(histories),
         fmean(map(len, histories)),
         fmean(find_best_epoch(history)["epoch"] for history in histories),

@@ -1,4 +1,4 @@
-"""Figures of a study: training curves and ROC curves of all methods, and losses of an ablation with their fits."""
+"""Figures of a study: training curves and ROC curves of all models, and losses of an ablation with their fits."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from dataclasses import replace
 
 from tapfm.evaluation.predictions import pool_by_unit
 from tapfm.results.figure import SERIES, Axis, Colour, Dash, Figure, Line, Mark, Panel, Points, ReferenceLine
-from tapfm.study.ablation import MethodFit
+from tapfm.study.ablation import ModelFit
 from tapfm.study.comparison import BASELINE_TITLE, COHORT_TITLES
 from tapfm.study.results import COHORTS, StudyResults, average_by_epoch
 from tapfm.tasks.catalog import target_kinds
 
-_REGIME_COLOURS: dict[str, Colour] = {"fixed": "grey", "finetune": "other", "tapfm": "model"}
+_METHOD_COLOURS: dict[str, Colour] = {"fixed": "grey", "finetune": "other", "tapfm": "model"}
 _DASHES: tuple[Dash, ...] = ("solid", "dashed", "dotted")
-_MAX_LABELLED_METHODS = 14  # with more methods, only regimes have their own colour and label
+_MAX_LABELLED_MODELS = 14  # with more models, only methods have their own colour and label
 _EPOCHS = Axis("epoch", integer=True)
 
 
 def curves_figure(results: StudyResults) -> Figure:
-    """Return the validation AUC and training loss of every method by epoch, averaged over its runs."""
+    """Return the validation AUC and training loss of every model by epoch, averaged over its runs."""
     panels = []
     for key, title, axis in (
         ("val_macro_auc", "Validation AUC", Axis("AUC", 0, 1.02)),
         ("loss_agg", "Training loss", Axis("L_agg, mean over slides")),
     ):
         lines = []
-        for number, each in enumerate(results.methods):
-            line = _epoch_line(average_by_epoch(each.histories.values(), key), each.method.full_title)
-            lines.append(_style_line(line, number, each.method.regime, len(results.methods)))
+        for number, each in enumerate(results.models):
+            line = _epoch_line(average_by_epoch(each.histories.values(), key), each.model.full_title)
+            lines.append(_style_line(line, number, each.model.method, len(results.models)))
         chance = [ReferenceLine(0.5, dash="dotted", horizontal=True)] if key == "val_macro_auc" else []
         panels.append(Panel(title, _EPOCHS, axis, [*chance, *_remove_repeated_labels(lines)]))
     return Figure("Validation AUC and training loss", panels, panel_width_in=5.0)
 
 
 def roc_figure(results: StudyResults) -> Figure | None:
-    """Return the ROC curves of the first seed of each method by cohort and target, or None without predictions."""
+    """Return the ROC curves of the first seed of each model by cohort and target, or None without predictions."""
     study, panels = results.study, []
-    methods = {each.method.row_key: each.method for each in results.methods}
+    models = {each.model.row_key: each.model for each in results.models}
     for target, kind in target_kinds(study.targets).items():
         for cohort in COHORTS:
             lines, undefined_reason = [], ""
@@ -48,18 +48,18 @@ def roc_figure(results: StudyResults) -> Figure | None:
                 line = kind.build_curve(*kind.select_labelled(labels, logits))
                 if line is None:
                     undefined_reason = kind.explain_undefined(labels, study.unit)
-                elif row in methods:
-                    labelled = replace(line, label=methods[row].title)
-                    lines.append(_style_line(labelled, list(methods).index(row), methods[row].regime, len(methods)))
+                elif row in models:
+                    labelled = replace(line, label=models[row].title)
+                    lines.append(_style_line(labelled, list(models).index(row), models[row].method, len(models)))
                 else:
                     lines.append(replace(line, colour="grey", label=BASELINE_TITLE, dash="dotted"))
             if lines or undefined_reason:
                 panel = kind.build_curve_panel(f"{target}, {COHORT_TITLES[cohort]}", _remove_repeated_labels(lines))
                 panels.append(panel if lines else replace(panel, why_empty=undefined_reason))
-    return Figure("ROC curves", panels, "From the first seed of each method.") if panels else None
+    return Figure("ROC curves", panels, "From the first seed of each model.") if panels else None
 
 
-def losses_figure(fits: Sequence[MethodFit]) -> Figure:
+def losses_figure(fits: Sequence[ModelFit]) -> Figure:
     lines = [
         replace(_epoch_line(each.losses, each.variant), colour=SERIES[number % len(SERIES)], markers=True)
         for number, each in enumerate(fits)
@@ -68,7 +68,7 @@ def losses_figure(fits: Sequence[MethodFit]) -> Figure:
     return Figure("Training loss", [panel], panel_width_in=6.0)
 
 
-def log_losses_figure(fits: Sequence[MethodFit]) -> Figure:
+def log_losses_figure(fits: Sequence[ModelFit]) -> Figure:
     """Return the logarithms of the training losses, with the fitted lines."""
     marks: list[Mark] = []
     for number, each in enumerate(fits):
@@ -91,10 +91,10 @@ def _epoch_line(values: Mapping[int, float], label: str) -> Line:
     return Line(list(finite), list(finite.values()), label=label)
 
 
-def _style_line(line: Line, number: int, regime: str, count: int) -> Line:
-    """Return the line with the style of its method, or with the colour and label of its regime if there are many."""
-    if count > _MAX_LABELLED_METHODS:
-        return replace(line, colour=_REGIME_COLOURS[regime], label=regime, faint=True)
+def _style_line(line: Line, number: int, method: str, count: int) -> Line:
+    """Return the line with the style of its model, or with the colour and label of its method if there are many."""
+    if count > _MAX_LABELLED_MODELS:
+        return replace(line, colour=_METHOD_COLOURS[method], label=method, faint=True)
     dash = _DASHES[number // len(SERIES) % len(_DASHES)]
     return replace(line, colour=SERIES[number % len(SERIES)], dash=dash)
 

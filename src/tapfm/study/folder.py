@@ -3,12 +3,12 @@
 study.toml              settings of the study, with absolute paths
 study.md                report: runs, tables, figures, failed steps
 study.json              the same tables and figures, for `tapfm report`
-table_*.md, .csv, .tex  AUCs of all methods
+table_*.md, .csv, .tex  AUCs of all models
 *.md, .csv, .png        other tables and figures: costs, ablation, stability, forgetting
 status.csv              state of each step, the reason if it failed, and its command
 configs/, runs/         RUN.toml and run folder of each run
 evaluations/            output of `tapfm evaluate` for each run, on test and external slides
-ensembles/              ensembles of the folds of each method
+ensembles/              ensembles of the folds of each model
 features/, probes/      stored features by encoder; probes of adapted encoders
 logs/                   output of each command
 """
@@ -23,7 +23,7 @@ from typing import Any
 from tapfm.config.changes import changed_settings
 from tapfm.config.settings import RunConfig
 from tapfm.runtime.csv_files import read_csv
-from tapfm.study.runs import PlannedRun, StudyMethod, safe_folder_name
+from tapfm.study.runs import PlannedRun, StudyModel, safe_folder_name
 
 
 class StudyFolder:
@@ -49,13 +49,13 @@ class StudyFolder:
         """Return the folder with the evaluation of a run on the cohort `test` or `external`."""
         return self.path / "evaluations" / run.name / cohort
 
-    def ensemble(self, method: StudyMethod, seed: int) -> Path:
-        """Return the folder of the ensemble of all folds of a method."""
-        return self.path / "ensembles" / method.name / f"seed{seed}"
+    def ensemble(self, model: StudyModel, seed: int) -> Path:
+        """Return the folder of the ensemble of all folds of a model."""
+        return self.path / "ensembles" / model.name / f"seed{seed}"
 
-    def ensemble_evaluation(self, method: StudyMethod, seed: int) -> Path:
+    def ensemble_evaluation(self, model: StudyModel, seed: int) -> Path:
         """Return the folder with the evaluation of an ensemble on external slides."""
-        return self.path / "evaluations" / method.name / f"ensemble-seed{seed}" / "external"
+        return self.path / "evaluations" / model.name / f"ensemble-seed{seed}" / "external"
 
     def probe(self, run: PlannedRun) -> Path:
         return self.path / "probes" / f"{run.name}.json"

@@ -18,7 +18,7 @@ from tapfm.results.formatting import format_estimate
 from tapfm.results.table import Column, Table, table_row
 from tapfm.runtime.seeding import make_rng
 from tapfm.study.results import StudyResults
-from tapfm.study.runs import StudyMethod, list_fold_runs
+from tapfm.study.runs import StudyModel, list_fold_runs
 
 _MEASURES = {"accuracy": "Accuracy", "auc": "AUC"}
 _VALUE_NAMES = ("before", "after", "change")
@@ -28,31 +28,31 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ForgettingResult:
-    """Probe results of a method, averaged over its runs."""
+    """Probe results of a model, averaged over its runs."""
 
     title: str
-    regime: str
+    method: str
     runs: int  # number of probed runs
     tiles: int  # number of test tiles
     estimates: Mapping[tuple[str, str], Estimate]  # by (measure, value name), such as ("auc", "before")
-    accuracy_changes: FloatArray  # [0]: with all tiles; [1:]: of each resample, the same for all methods
+    accuracy_changes: FloatArray  # [0]: with all tiles; [1:]: of each resample, the same for all models
     cosine_distance: float
     linear_cka: float
 
 
 def summarise_probes(results: StudyResults) -> list[ForgettingResult]:
-    """Return the probe results of each method that has finished probes."""
+    """Return the probe results of each model that has finished probes."""
     study, summaries = results.study, []
-    for each in results.methods:
-        runs = [run for seed in study.seeds for run in list_fold_runs(study, each.method, seed)]
+    for each in results.models:
+        runs = [run for seed in study.seeds for run in list_fold_runs(study, each.model, seed)]
         files = [results.folder.probe(run) for run in runs]
         probes = [json.loads(file.read_text("utf-8")) for file in files if file.is_file()]
         if probes:
-            summaries.append(_summarise_method(each.method, probes, study.resamples))
+            summaries.append(_summarise_model(each.model, probes, study.resamples))
     return summaries
 
 
-def _summarise_method(method: StudyMethod, probes: Sequence[Mapping[str, Any]], resamples: int) -> ForgettingResult:
+def _summarise_model(model: StudyModel, probes: Sequence[Mapping[str, Any]], resamples: int) -> ForgettingResult:
     """Average over runs, with confidence intervals from resampled test tiles."""
     truth = np.array(probes[0]["truth"])
     weights = np.vstack(
@@ -66,8 +66,8 @@ def _summarise_method(method: StudyMethod, probes: Sequence[Mapping[str, Any]], 
     for measure in _MEASURES:
         rows[measure, "change"] = rows[measure, "after"] - rows[measure, "before"]
     return ForgettingResult(
-        title=method.title,
-        regime=method.regime,
+        title=model.title,
+        method=model.method,
         runs=len(probes),
         tiles=len(truth),
         estimates={key: percentile_interval(float(row[0]), row[1:]) for key, row in rows.items()},
@@ -127,10 +127,10 @@ def forgetting_table(results: Sequence[ForgettingResult]) -> Table:
 
 
 def describe_forgetting(results: Sequence[ForgettingResult]) -> list[str]:
-    """Return sentences about the change of accuracy of each method, and comparisons of TAPFM with the other methods."""
+    """Return sentences about the change of accuracy of each model, and comparisons of TAPFM with the other models."""
     sentences = [f"{each.title}: {_describe_change(each.estimates['accuracy', 'change'])}." for each in results]
-    for tapfm in (each for each in results if each.regime == "tapfm"):
-        for other in (each for each in results if each.regime != "tapfm"):
+    for tapfm in (each for each in results if each.method == "tapfm"):
+        for other in (each for each in results if each.method != "tapfm"):
             differences = tapfm.accuracy_changes - other.accuracy_changes
             difference = percentile_interval(float(differences[0]), differences[1:])
             verb = _choose_by_sign(

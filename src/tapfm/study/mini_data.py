@@ -28,7 +28,8 @@ from tapfm.tiles.grid import TileSpec
 
 SLIDES, EXTERNAL, TILES, _PREVALENCE = 40, 12, 40, 0.4
 _SYNTH_OPTIONS = (
-    *("--slides", str(SLIDES), "--external", str(EXTERNAL), "--tiles", str(TILES), "--prevalence", str(_PREVALENCE)),
+    *("--slides", str(SLIDES), "--external", str(EXTERNAL), "--tiles-per-slide", str(TILES)),
+    *("--prevalence", str(_PREVALENCE)),
     *("--fractions", "0.6", "0.2", "0.2", "--difficulty", "easy"),
 )
 TABLES = {"test": "cohort.csv", "external": "external.csv"}

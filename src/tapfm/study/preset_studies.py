@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tapfm.config.loading import merge_tables
-from tapfm.config.study import REGIMES, StudyConfig, format_study, resolve_study, resolve_study_paths
+from tapfm.config.study import METHODS, StudyConfig, format_study, resolve_study, resolve_study_paths
 from tapfm.errors import InputError
 from tapfm.study import mini_data
 from tapfm.study.presets import ALL_MINI_PRESETS, MINI_NOTE, MINI_SETTINGS, PRESETS, get_preset
@@ -20,7 +20,7 @@ _HEADING = """# Preset {preset} - {summary}
 # To start them:     tapfm study {file} --out studies/first
 #
 # Paths are relative to this file. [settings] contains settings of RUN.toml for all runs (to list them: tapfm config).
-# [settings.fixed], [settings.finetune] and [settings.tapfm] contain settings for the runs of one regime.
+# [settings.fixed], [settings.finetune] and [settings.tapfm] contain settings for the runs of one method.
 
 """
 
@@ -114,7 +114,7 @@ def _describe_sizes(tables: Mapping[str, Any]) -> str:
     varied = [each["settings"].get("adaptation", {}).get("tiles_per_slide") for each in tables.get("variants", [])]
     counts = ", ".join(map(str, varied)) if any(varied) else str(tiles)
     fixed_epochs = settings["fixed"]["schedule"]["epochs"]
-    fixed = f" (fixed encoders: all tiles, {fixed_epochs} epochs)" if "fixed" in tables["regimes"] else ""
+    fixed = f" (fixed encoders: all tiles, {fixed_epochs} epochs)" if "fixed" in tables["methods"] else ""
     return (
         f"{mini_data.SLIDES} synthetic slides with about {mini_data.TILES} tiles each (60% training, 20% validation, "
         f"20% test) and {mini_data.EXTERNAL} external slides; K = {counts} tiles per slide and step, "
@@ -148,9 +148,9 @@ def format_preset_toml(name: str, options: PresetOptions, file: Path) -> str:
     for key, default in {"seeds": [0], "folds": [], "unit": "patient", "resamples": 2000}.items():
         tables.setdefault(key, default)
     comments = {
-        "regimes": f"any of {', '.join(REGIMES)}",
-        "aggregators": "for the regimes fixed and finetune",
-        "tapfm_aggregators": "for the regime tapfm",
+        "methods": f"any of {', '.join(METHODS)}",
+        "aggregators": "for the methods fixed and finetune",
+        "tapfm_aggregators": "for the method tapfm",
         "folds": "numbers N of the columns fold_N; empty: use the column split",
     }
     heading = _HEADING.format(preset=name, summary=get_preset(name).summary, file=file.name)

@@ -33,7 +33,7 @@ _MINI_ABLATION = {"settings": {**_MINI_FIT, "adaptation": {"tiles_per_slide": 8}
 _ONLY_TAPFM = {
     "targets": ["FGFR3"],
     "encoders": ["h-optimus-0"],
-    "regimes": ["tapfm"],
+    "methods": ["tapfm"],
     "tapfm_aggregators": ["cls-attention"],
 }
 
@@ -44,13 +44,13 @@ def _ablation_study(name: str, variants: list[dict[str, Any]], note: str) -> dic
 
 PRESETS: dict[str, Preset] = {
     "paper-table1": Preset(
-        "table 1 of the paper: three encoders, three regimes, four MIL aggregators; also cls-gated, not in the paper",
+        "table 1 of the paper: three encoders, three methods, four MIL aggregators; also cls-gated, not in the paper",
         {
             "name": "Binary targets",
             "targets": ["FGFR3"],
             "task": "binary",
             "encoders": ["uni", "gigapath", "h-optimus-0"],
-            "regimes": ["fixed", "finetune", "tapfm"],
+            "methods": ["fixed", "finetune", "tapfm"],
             "aggregators": _MIL_AGGREGATORS,
             "tapfm_aggregators": ["cls-attention", "cls-gated"],
             "notes": [
@@ -66,7 +66,7 @@ PRESETS: dict[str, Preset] = {
             "targets": ["EGFR", "KRAS", "MET", "ALK"],
             "task": "multilabel",
             "encoders": ["gigapath", "h-optimus-0"],
-            "regimes": ["fixed", "finetune", "tapfm"],
+            "methods": ["fixed", "finetune", "tapfm"],
             "aggregators": ["abmil"],
             "tapfm_aggregators": ["cls-attention", "cls-gated"],
             "notes": [
@@ -149,7 +149,7 @@ PRESETS: dict[str, Preset] = {
             "report": "forgetting",
             "targets": ["FGFR3"],
             "encoders": ["h-optimus-0"],
-            "regimes": ["finetune", "tapfm"],
+            "methods": ["finetune", "tapfm"],
             "aggregators": ["abmil"],
             "tapfm_aggregators": ["cls-attention"],
             "notes": [

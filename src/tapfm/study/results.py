@@ -12,7 +12,7 @@ from tapfm.config.study import StudyConfig
 from tapfm.errors import InputError
 from tapfm.evaluation.predictions import Prediction, read_predictions
 from tapfm.study.folder import StudyFolder
-from tapfm.study.runs import StudyMethod, list_fold_runs, list_methods
+from tapfm.study.runs import StudyModel, list_fold_runs, list_models
 from tapfm.study.steps import METRICS_FILE, is_evaluated
 from tapfm.tasks.target import BASELINE
 
@@ -24,10 +24,10 @@ SeedPredictions = Sequence[Sequence[Prediction]]  # one list of predictions per 
 
 
 @dataclass(frozen=True)
-class MethodResult:
-    """Training histories and predictions of the finished runs of a method."""
+class ModelResult:
+    """Training histories and predictions of the finished runs of a model."""
 
-    method: StudyMethod
+    model: StudyModel
     histories: Mapping[str, Sequence[Mapping[str, Any]]]  # by run name
     predictions: Mapping[str, SeedPredictions]  # by cohort
 
@@ -38,16 +38,16 @@ class StudyResults:
 
     study: StudyConfig
     folder: StudyFolder
-    methods: Sequence[MethodResult]
+    models: Sequence[ModelResult]
     # by cohort, and by target if each target has its own model
     baseline: Mapping[tuple[str, str | None], SeedPredictions]
 
     def predictions(self, cohort: str, target: str) -> dict[str, SeedPredictions]:
-        """Return the predictions of each method for a target and cohort, by `row_key`; the baseline is last."""
+        """Return the predictions of each model for a target and cohort, by `row_key`; the baseline is last."""
         by_row = {
-            each.method.row_key: each.predictions[cohort]
-            for each in self.methods
-            if cohort in each.predictions and each.method.target in (None, target)
+            each.model.row_key: each.predictions[cohort]
+            for each in self.models
+            if cohort in each.predictions and each.model.target in (None, target)
         }
         baseline = self.baseline.get((cohort, None)) or self.baseline.get((cohort, target))
         return by_row | {BASELINE: baseline} if by_row and baseline else by_row
@@ -55,41 +55,41 @@ class StudyResults:
 
 def collect_results(study: StudyConfig, folder: StudyFolder) -> StudyResults:
     """Read the results of all finished runs and evaluations."""
-    methods = [result for method in list_methods(study) if (result := _collect_method(study, folder, method)).histories]
+    models = [result for model in list_models(study) if (result := _collect_model(study, folder, model)).histories]
     baseline: dict[tuple[str, str | None], SeedPredictions] = {}
-    for method in (each.method for each in methods):
+    for model in (each.model for each in models):
         for seed in study.seeds:
-            for cohort, folders in _list_evaluations(study, folder, method, seed).items():
+            for cohort, folders in _list_evaluations(study, folder, model, seed).items():
                 files = [evaluation / _BASELINE_PREDICTIONS for evaluation in folders]
                 needed = [*files, *(evaluation / METRICS_FILE for evaluation in folders)]
-                # all methods of a target have the same baseline, because it is trained on the same slides
-                if (cohort, method.target) not in baseline and all(map(Path.is_file, needed)):
-                    baseline[cohort, method.target] = [_pool_folds(files)]
-    return StudyResults(study, folder, methods, baseline)
+                # all models of a target have the same baseline, because it is trained on the same slides
+                if (cohort, model.target) not in baseline and all(map(Path.is_file, needed)):
+                    baseline[cohort, model.target] = [_pool_folds(files)]
+    return StudyResults(study, folder, models, baseline)
 
 
-def _collect_method(study: StudyConfig, folder: StudyFolder, method: StudyMethod) -> MethodResult:
+def _collect_model(study: StudyConfig, folder: StudyFolder, model: StudyModel) -> ModelResult:
     histories: dict[str, list[dict[str, Any]]] = {}
     predictions: dict[str, list[list[Prediction]]] = {}
     for seed in study.seeds:
-        for run in list_fold_runs(study, method, seed):
+        for run in list_fold_runs(study, model, seed):
             if folder.is_finished(run, study.allow_failures):
                 histories[run.name] = folder.read_history(run)
-        for cohort, folders in _list_evaluations(study, folder, method, seed).items():
+        for cohort, folders in _list_evaluations(study, folder, model, seed).items():
             slides = study.cohort if cohort == "test" else study.external
             assert slides is not None
             if all(is_evaluated(evaluation, study, slides) for evaluation in folders):  # all folds or none
                 files = [evaluation / _PREDICTIONS for evaluation in folders]
                 predictions.setdefault(cohort, []).append(_pool_folds(files))
-    return MethodResult(method, histories, predictions)
+    return ModelResult(model, histories, predictions)
 
 
-def _list_evaluations(study: StudyConfig, folder: StudyFolder, method: StudyMethod, seed: int) -> dict[str, list[Path]]:
+def _list_evaluations(study: StudyConfig, folder: StudyFolder, model: StudyModel, seed: int) -> dict[str, list[Path]]:
     """Return the evaluation folders by cohort. With folds: one per fold for `test`, the ensemble for `external`."""
-    runs = list_fold_runs(study, method, seed)
+    runs = list_fold_runs(study, model, seed)
     folders = {"test": [folder.evaluation(run, "test") for run in runs]}
     if study.external is not None:
-        ensemble = folder.ensemble_evaluation(method, seed)
+        ensemble = folder.ensemble_evaluation(model, seed)
         folders["external"] = [ensemble if study.folds else folder.evaluation(runs[0], "external")]
     return folders
 

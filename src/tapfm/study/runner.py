@@ -64,7 +64,7 @@ def run_study_steps(
         check_folder(study, folder, plan, resume=resume, resume_hint=resume_hint)
         write_atomically(folder.study, format_study(study.as_tables()).encode())
         for run in plan.runs:
-            tables = build_run_tables(study, run, folder.features(run.method.encoder))
+            tables = build_run_tables(study, run, folder.features(run.model.encoder))
             write_atomically(folder.config(run), format_toml(tables).encode())
         for name, problem in plan.problems.items():
             console.print(f"Skipping the run {name}: {problem}", markup=False, soft_wrap=True)

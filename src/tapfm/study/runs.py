@@ -1,4 +1,4 @@
-"""Runs of a study: every combination of encoder, regime, aggregator, variant, fold and seed in STUDY.toml."""
+"""Runs of a study: every combination of encoder, method, aggregator, variant, fold and seed in STUDY.toml."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tapfm.config.loading import merge_tables, resolve_config
-from tapfm.config.recipes import Method as Regime
+from tapfm.config.recipes import Method
 from tapfm.config.settings import RunConfig
-from tapfm.config.study import REGIMES, StudyConfig
+from tapfm.config.study import METHODS, StudyConfig
 from tapfm.encoders.catalog import find_encoder_card
 from tapfm.errors import InputError, SettingError
 
@@ -21,11 +21,11 @@ _MAX_LISTED_RUNS = 20  # in an error message
 
 
 @dataclass(frozen=True)
-class StudyMethod:
-    """A method to compare, which is one row of a table. It is trained once per fold and seed."""
+class StudyModel:
+    """A model to compare, which is one row of a table. It is trained once per fold and seed."""
 
     encoder: str
-    regime: Regime
+    method: Method
     aggregator: str
     variant: str | None
     target: str | None  # None if one model predicts all targets
@@ -33,23 +33,23 @@ class StudyMethod:
     @property
     def name(self) -> str:
         """Relative path of the folder with its runs."""
-        parts = (self.target, self.encoder, self.regime, self.aggregator, self.variant)
+        parts = (self.target, self.encoder, self.method, self.aggregator, self.variant)
         return "/".join(safe_folder_name(part) for part in parts if part is not None)
 
     @property
     def row_key(self) -> str:
-        """Key of its row in tables. Models of the same method for different targets share a row."""
-        return "/".join(filter(None, (self.encoder, self.regime, self.aggregator, self.variant)))
+        """Key of its row in tables. Models that differ only in their target share a row."""
+        return "/".join(filter(None, (self.encoder, self.method, self.aggregator, self.variant)))
 
     @property
     def title(self) -> str:
         """Title in tables, as in the paper."""
         encoder, aggregator = find_encoder_card(self.encoder).name, _TITLES.get(self.aggregator, self.aggregator)
-        if self.regime == "tapfm":
+        if self.method == "tapfm":
             other = "" if self.aggregator == "cls-attention" else f", {aggregator}"
             title = f"{encoder} (TAPFM{other})"
         else:
-            title = f"{encoder} + {aggregator}{' (FT)' if self.regime == 'finetune' else ''}"
+            title = f"{encoder} + {aggregator}{' (FT)' if self.method == 'finetune' else ''}"
         return title if self.variant is None else f"{title}, {self.variant}"
 
     @property
@@ -62,7 +62,7 @@ class StudyMethod:
 class PlannedRun:
     """One run of `tapfm train`."""
 
-    method: StudyMethod
+    model: StudyModel
     seed: int
     fold: int | None
 
@@ -70,46 +70,44 @@ class PlannedRun:
     def name(self) -> str:
         """Relative path of its folder."""
         fold = "" if self.fold is None else f"fold{self.fold}/"
-        return f"{self.method.name}/{fold}seed{self.seed}"
+        return f"{self.model.name}/{fold}seed{self.seed}"
 
 
-def list_methods(study: StudyConfig) -> list[StudyMethod]:
-    """Return the methods of a study, ordered by target, regime, encoder, aggregator and variant."""
+def list_models(study: StudyConfig) -> list[StudyModel]:
+    """Return the models of a study, ordered by target, method, encoder, aggregator and variant."""
     targets: Sequence[str | None] = [None] if study.multilabel or len(study.targets) == 1 else study.targets
     variants: Sequence[str | None] = [each.name for each in study.variants] or [None]
     return [
-        StudyMethod(encoder, regime, aggregator, variant, target)
+        StudyModel(encoder, method, aggregator, variant, target)
         for target in targets
-        for regime in REGIME_ORDER
-        if regime in study.regimes
+        for method in METHOD_ORDER
+        if method in study.methods
         for encoder in study.encoders
-        for aggregator in (study.tapfm_aggregators if regime == "tapfm" else study.aggregators)
+        for aggregator in (study.tapfm_aggregators if method == "tapfm" else study.aggregators)
         for variant in variants
     ]
 
 
-REGIME_ORDER: tuple[Regime, ...] = ("fixed", "finetune", "tapfm")
+METHOD_ORDER: tuple[Method, ...] = ("fixed", "finetune", "tapfm")
 
 
 def list_runs(study: StudyConfig) -> list[PlannedRun]:
-    """Return all runs. Seeds are the outermost loop, so that one seed of each method is finished early."""
-    runs = [
-        run for seed in study.seeds for method in list_methods(study) for run in list_fold_runs(study, method, seed)
-    ]
+    """Return all runs. Seeds are the outermost loop, so that one seed of each model is finished early."""
+    runs = [run for seed in study.seeds for model in list_models(study) for run in list_fold_runs(study, model, seed)]
     names: dict[str, PlannedRun] = {}
     for run in runs:
         if (other := names.setdefault(run.name.lower(), run)) is not run:
             raise SettingError(
-                f"{other.method.title} and {run.method.title} would have the same run folder, {run.name}.",
+                f"{other.model.title} and {run.model.title} would have the same run folder, {run.name}.",
                 hint="Rename a variant: names must differ in more than case and punctuation.",
             )
     return runs
 
 
-def list_fold_runs(study: StudyConfig, method: StudyMethod, seed: int) -> list[PlannedRun]:
-    """Return the runs of a method with one seed: one per fold, or a single run without folds."""
+def list_fold_runs(study: StudyConfig, model: StudyModel, seed: int) -> list[PlannedRun]:
+    """Return the runs of a model with one seed: one per fold, or a single run without folds."""
     folds: Sequence[int | None] = study.folds or [None]
-    return [PlannedRun(method, seed, fold) for fold in folds]
+    return [PlannedRun(model, seed, fold) for fold in folds]
 
 
 def select_runs(runs: Sequence[PlannedRun], only: Sequence[str]) -> list[PlannedRun]:
@@ -132,32 +130,32 @@ def _matches(name: str, pattern: str) -> bool:
 def build_run_tables(study: StudyConfig, run: PlannedRun, features: Path) -> dict[str, Any]:
     """Return the tables of RUN.toml for one run.
 
-    Settings of the regime override those of the study, and settings of the variant override both.
+    Settings of the method override those of the study, and settings of the variant override both.
     """
-    method = run.method
+    model = run.model
     tables: dict[str, Any] = {
         "seed": run.seed,
         "cohort": {"table": str(study.cohort.table)},
-        # the regime fixed does not read tiles, but the colour baseline of its evaluation does
+        # the method fixed does not read tiles, but the colour baseline of its evaluation does
         "tiles": {"folder": str(study.cohort.tiles)},
-        "encoder": {"name": method.encoder},
-        "aggregator": {"name": method.aggregator},
-        "task": {"targets": study.targets if method.target is None else [method.target]},
-        "adaptation": {"method": method.regime},
+        "encoder": {"name": model.encoder},
+        "aggregator": {"name": model.aggregator},
+        "task": {"targets": study.targets if model.target is None else [model.target]},
+        "adaptation": {"method": model.method},
         "selection": {"unit": study.unit},
     }
     if study.cohort.slides is not None:
         tables["cohort"]["slides"] = str(study.cohort.slides)
     if run.fold is not None:
         tables["cohort"]["fold"] = run.fold
-    if method.regime == "fixed":
+    if model.method == "fixed":
         tables["tiles"]["features"] = str(features)
-    if method.encoder in study.weights:
-        tables["encoder"]["weights"] = str(study.weights[method.encoder])
-    merge_tables(tables, {name: each for name, each in study.settings.items() if name not in REGIMES})
-    merge_tables(tables, study.settings.get(method.regime, {}))
+    if model.encoder in study.weights:
+        tables["encoder"]["weights"] = str(study.weights[model.encoder])
+    merge_tables(tables, {name: each for name, each in study.settings.items() if name not in METHODS})
+    merge_tables(tables, study.settings.get(model.method, {}))
     for variant in study.variants:
-        if variant.name == method.variant:
+        if variant.name == model.variant:
             merge_tables(tables, variant.settings)
     return tables
 

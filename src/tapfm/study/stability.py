@@ -38,11 +38,11 @@ def measure_stability(results: StudyResults) -> list[RunStability]:
     """Return the measures of every finished run."""
     orders = {each.name: each.settings.get("adaptation", {}).get("bag_gradient") for each in results.study.variants}
     runs = []
-    for each in results.methods:
-        method = each.method
+    for each in results.models:
+        model = each.model
         for run, history in each.histories.items():
-            group = method.encoder, method.regime, method.aggregator, method.target, run.removeprefix(method.name)
-            runs.append(RunStability(str(orders[method.variant or ""]), run, group, _measure_history(history)))
+            group = model.encoder, model.method, model.aggregator, model.target, run.removeprefix(model.name)
+            runs.append(RunStability(str(orders[model.variant or ""]), run, group, _measure_history(history)))
     return runs
 
 

@@ -16,7 +16,7 @@ from tapfm.runs.ensemble import write_ensemble
 from tapfm.runtime.files import file_sha256
 from tapfm.runtime.steps import Step
 from tapfm.study.folder import StudyFolder
-from tapfm.study.runs import PlannedRun, StudyMethod, list_fold_runs, list_methods
+from tapfm.study.runs import PlannedRun, StudyModel, list_fold_runs, list_models
 from tapfm.study.study_plan import StudyPlan
 
 METRICS_FILE = "metrics.json"  # the last file that `tapfm evaluate` writes
@@ -62,9 +62,9 @@ class _StepBuilder:
         config = self.plan.configs[run.name]
         cohorts = {"test": study.cohort} | ({"external": study.external} if study.external is not None else {})
         features: dict[str, tuple[str, ...]] = {}
-        if run.method.regime == "fixed":
+        if run.model.method == "fixed":
             for cohort, slides in cohorts.items():
-                embedding = self._embed_step(run.method.encoder, config, cohort, slides)
+                embedding = self._embed_step(run.model.encoder, config, cohort, slides)
                 features[cohort] = (embedding.key,)
                 yield embedding
         training = self._train_step(run, config, features.get("test", ()))
@@ -72,7 +72,7 @@ class _StepBuilder:
         for cohort, slides in cohorts.items():
             if cohort == "test" or run.fold is None:  # with folds, the ensemble is evaluated on external slides
                 yield self._evaluate_step(run, config, cohort, slides, (training.key, *features.get(cohort, ())))
-        if study.report == "forgetting" and study.probe is not None and run.method.regime != "fixed":
+        if study.report == "forgetting" and study.probe is not None and run.model.method != "fixed":
             out = folder.probe(run)
             options = ["--tiles", str(study.probe.tiles), "--out", str(out), "--seed", str(study.probe.seed)]
             arguments = ("probe", str(folder.run(run)), *options, "--device", config.machine.device)
@@ -108,7 +108,7 @@ class _StepBuilder:
     ) -> Step:
         out = self.folder.evaluation(run, cohort)
         arguments = ["evaluate", str(self.folder.run(run)), "--out", str(out)]
-        arguments += self._external_options(run.method, slides) if cohort == "external" else []
+        arguments += self._external_options(run.model, slides) if cohort == "external" else []
         arguments += self._evaluation_options(config)
         log, check_done = self.folder.log(f"{run.name}-{cohort}"), partial(is_evaluated, out, self.study, slides)
         return Step(f"evaluate {cohort}", tuple(arguments), log, run.name, check_done=check_done, needs=needs)
@@ -116,16 +116,16 @@ class _StepBuilder:
     def list_ensemble_steps(self, external: SlidesSection) -> Iterator[Step]:
         """Yield the steps that evaluate the ensembles of folds on external slides."""
         folder, configs = self.folder, self.plan.configs
-        for method, seed in dict.fromkeys((run.method, run.seed) for run in self.plan.runs):
-            members = list_fold_runs(self.study, method, seed)
+        for model, seed in dict.fromkeys((run.model, run.seed) for run in self.plan.runs):
+            members = list_fold_runs(self.study, model, seed)
             if any(member.name not in configs for member in members):
                 continue  # the run is reported as failed
-            out, ensemble = folder.ensemble_evaluation(method, seed), folder.ensemble(method, seed)
-            arguments = ["evaluate", str(ensemble), "--out", str(out), *self._external_options(method, external)]
+            out, ensemble = folder.ensemble_evaluation(model, seed), folder.ensemble(model, seed)
+            arguments = ["evaluate", str(ensemble), "--out", str(out), *self._external_options(model, external)]
             arguments += self._evaluation_options(configs[members[0].name])
             needs = [f"{member.name}: train" for member in members]
-            needs += [f"{_embed_group(method.encoder, 'external')}: embed"] if method.regime == "fixed" else []
-            name = f"{method.name}/ensemble-seed{seed}"
+            needs += [f"{_embed_group(model.encoder, 'external')}: embed"] if model.method == "fixed" else []
+            name = f"{model.name}/ensemble-seed{seed}"
             yield Step(
                 "evaluate external",
                 tuple(arguments),
@@ -136,10 +136,10 @@ class _StepBuilder:
                 before=partial(_write_fold_ensemble, folder, ensemble, members),
             )
 
-    def _external_options(self, method: StudyMethod, slides: SlidesSection) -> list[str]:
+    def _external_options(self, model: StudyModel, slides: SlidesSection) -> list[str]:
         arguments = ["--cohort", str(slides.table), "--tiles", str(slides.tiles), *_slides_option(slides)]
-        features = str(self.folder.features(method.encoder, "external"))
-        return [*arguments, "--features", features] if method.regime == "fixed" else arguments
+        features = str(self.folder.features(model.encoder, "external"))
+        return [*arguments, "--features", features] if model.method == "fixed" else arguments
 
     def _evaluation_options(self, config: RunConfig) -> list[str]:
         arguments = ["--unit", self.study.unit, "--resamples", str(self.study.resamples)]
@@ -158,12 +158,12 @@ def is_evaluated(folder: Path, study: StudyConfig, slides: SlidesSection) -> boo
 
 
 def write_fold_ensembles(study: StudyConfig, folder: StudyFolder) -> None:
-    """Write the ensemble of each method whose folds are all finished."""
-    for method in list_methods(study) if study.folds else []:
+    """Write the ensemble of each model whose folds are all finished."""
+    for model in list_models(study) if study.folds else []:
         for seed in study.seeds:
-            members = list_fold_runs(study, method, seed)
+            members = list_fold_runs(study, model, seed)
             if all(folder.is_finished(member, study.allow_failures) for member in members):
-                _write_fold_ensemble(folder, folder.ensemble(method, seed), members)
+                _write_fold_ensemble(folder, folder.ensemble(model, seed), members)
 
 
 def _write_fold_ensemble(folder: StudyFolder, ensemble: Path, members: Sequence[PlannedRun]) -> None:

@@ -36,7 +36,7 @@ def plan_study(study: StudyConfig, folder: StudyFolder, only: Sequence[str] = ()
     problems: dict[str, str] = {}
     for run in runs:
         try:
-            configs[run.name] = resolve_run_config(study, run, folder.features(run.method.encoder))
+            configs[run.name] = resolve_run_config(study, run, folder.features(run.model.encoder))
         except InputError as error:
             problems[run.name] = error.message
     if not configs:

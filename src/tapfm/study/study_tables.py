@@ -29,7 +29,7 @@ from tapfm.study.figures import curves_figure, log_losses_figure, losses_figure,
 from tapfm.study.folder import StudyFolder
 from tapfm.study.forgetting import describe_forgetting, forgetting_table, summarise_probes
 from tapfm.study.results import StudyResults, collect_results
-from tapfm.study.runs import REGIME_ORDER, list_runs, resolve_run_config
+from tapfm.study.runs import METHOD_ORDER, list_runs, resolve_run_config
 from tapfm.study.stability import (
     describe_stability,
     measure_stability,
@@ -63,7 +63,7 @@ def write_study_tables(study: StudyConfig, folder: StudyFolder) -> Table:
     results = collect_results(study, folder)
     comparison = compare_study(results)
     auc = _auc_part(results, comparison)
-    curves = {"curves.png": curves_figure(results)} if results.methods else {}
+    curves = {"curves.png": curves_figure(results)} if results.models else {}
     parts = [auc, _StudyPart("Convergence, time and memory", "costs", costs_table(results), figures=curves)]
     if study.report in ("ablation", "stability"):
         fits = fit_losses(results, comparison)
@@ -93,7 +93,7 @@ def _write_files(folder: Path, study: StudyConfig, parts: Sequence[_StudyPart], 
         texts[f"{part.name}.md"] = markdown_sections(part.title, [Section("", part.section().blocks)], files)
     caption = (
         f"{study.name}: AUC with 95% confidence interval (bootstrap of patients), and p value of a paired test against "
-        "the best method of the column (Holm-corrected). N: number of patients. Best in bold, second best underlined."
+        "the best model of the column (Holm-corrected). N: number of patients. Best in bold, second best underlined."
     )
     label = "multi_label" if study.multilabel else "comparison"
     texts[f"{parts[0].name}.tex"] = latex_table(parts[0].table, caption, label)
@@ -113,7 +113,7 @@ def _auc_part(results: StudyResults, comparison: StudyComparison) -> _StudyPart:
 def _overview(results: StudyResults) -> list[Block]:
     """Return the number of finished runs, the notes of the study, its main settings and the sizes of its splits."""
     study = results.study
-    finished = sum(len(each.histories) for each in results.methods)
+    finished = sum(len(each.histories) for each in results.models)
     summary = f"{finished} of {format_count(len(list_runs(study)), 'run')} finished: {_describe_runs(study)}."
     tables = [_settings_table(study, results.folder), _sizes_table(results)]
     return [*map(Paragraph, [summary, *study.notes]), *(table for table in tables if table.rows)]
@@ -121,9 +121,9 @@ def _overview(results: StudyResults) -> list[Block]:
 
 def _describe_runs(study: StudyConfig) -> str:
     """Return the combinations of a study, such as "uni × fixed, tapfm × abmil, cls-attention × seed 0; EGFR"."""
-    aggregators = [*(study.aggregators if set(study.regimes) - {"tapfm"} else [])]
-    aggregators += study.tapfm_aggregators if "tapfm" in study.regimes else []
-    combined: list[Iterable[str]] = [study.encoders, study.regimes, dict.fromkeys(aggregators)]
+    aggregators = [*(study.aggregators if set(study.methods) - {"tapfm"} else [])]
+    aggregators += study.tapfm_aggregators if "tapfm" in study.methods else []
+    combined: list[Iterable[str]] = [study.encoders, study.methods, dict.fromkeys(aggregators)]
     combined += [[each.name for each in study.variants]] if study.variants else []
     combined += [[format_count(len(study.folds), "fold")]] if study.folds else []
     combined += [[f"seed {study.seeds[0]}" if len(study.seeds) == 1 else f"{len(study.seeds)} seeds"]]
@@ -131,25 +131,25 @@ def _describe_runs(study: StudyConfig) -> str:
 
 
 def _settings_table(study: StudyConfig, folder: StudyFolder) -> Table:
-    """Return the tiles, epochs and learning rates of each regime."""
+    """Return the tiles, epochs and learning rates of each method."""
     configs: dict[str, list[RunConfig]] = {}
     for run in list_runs(study):
         try:
-            config = resolve_run_config(study, run, folder.features(run.method.encoder))
+            config = resolve_run_config(study, run, folder.features(run.model.encoder))
         except InputError:
             continue  # listed under the failed steps
-        configs.setdefault(run.method.regime, []).append(config)
-    titles = ("regime", "tiles per slide and step", "epochs", "encoder learning rate", "aggregator learning rate")
+        configs.setdefault(run.model.method, []).append(config)
+    titles = ("method", "tiles per slide and step", "epochs", "encoder learning rate", "aggregator learning rate")
     rows = [
         table_row(
-            regime,
-            _join_values([each.adaptation.tiles_per_slide for each in configs[regime]]),
-            _join_values([each.schedule.epochs for each in configs[regime]]),
-            "" if regime == "fixed" else _join_values([each.optimiser.encoder_lr for each in configs[regime]]),
-            _join_values([each.optimiser.aggregator_lr for each in configs[regime]]),
+            method,
+            _join_values([each.adaptation.tiles_per_slide for each in configs[method]]),
+            _join_values([each.schedule.epochs for each in configs[method]]),
+            "" if method == "fixed" else _join_values([each.optimiser.encoder_lr for each in configs[method]]),
+            _join_values([each.optimiser.aggregator_lr for each in configs[method]]),
         )
-        for regime in REGIME_ORDER
-        if regime in configs
+        for method in METHOD_ORDER
+        if method in configs
     ]
     return Table([Column(title, text=True) for title in titles], rows)
 
@@ -161,7 +161,7 @@ def _join_values(values: Sequence[object]) -> str:
 def _sizes_table(results: StudyResults) -> Table:
     """Return the number of slides, patients and positives of each split."""
     study = results.study
-    finished = {run for each in results.methods for run in each.histories}
+    finished = {run for each in results.models for run in each.histories}
     slides: dict[str, dict[str, str]] = {}
     for run in list_runs(study):
         if run.name in finished:  # a run with one target has only the labels of this target
@@ -171,7 +171,7 @@ def _sizes_table(results: StudyResults) -> Table:
     for split in () if study.folds else SPLITS:
         cohorts[split] = [row for row in slides.values() if row["split"] == split]
     external: dict[str, dict[str, str]] = {}
-    for each in results.methods:
+    for each in results.models:
         for prediction in (slide for seed in each.predictions.get("external", []) for slide in seed):
             row = external.setdefault(prediction.slide_id, {"patient_id": prediction.patient_id})
             row["cohort"] = prediction.cohort or ""
@@ -191,7 +191,7 @@ def _size_row(name: str, slides: Sequence[Mapping[str, str]], targets: Sequence[
 def _failed_steps_sections(study: StudyConfig, folder: StudyFolder) -> list[Section]:
     """Return one section with the failed steps of this study, or none. status.csv may also contain other runs."""
     runs = list_runs(study)
-    names = {run.name for run in runs} | {f"{run.method.name}/ensemble-seed{run.seed}" for run in runs}
+    names = {run.name for run in runs} | {f"{run.model.name}/ensemble-seed{run.seed}" for run in runs}
     columns = [Column(title, text=True) for title in ("run", "step", "reason", "command", "log")]
     rows = [
         table_row(run, step, reason, command, log)

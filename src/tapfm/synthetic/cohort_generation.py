@@ -297,7 +297,7 @@ def _find_example_tile(truth: SlideTruth, positive_targets: Sequence[str]) -> tu
 
 def _format_readme(spec: CohortSpec, targets: Sequence[str]) -> str:
     settings = [f"--slides {spec.slides} --external {spec.external} --task {spec.task} --difficulty {spec.difficulty}"]
-    settings += [f"--seed {spec.seed} --tiles {spec.tiles} --fractions {' '.join(map(str, spec.fractions))}"]
+    settings += [f"--seed {spec.seed} --tiles-per-slide {spec.tiles} --fractions {' '.join(map(str, spec.fractions))}"]
     settings += [f"--prevalence {name}={value}" for name, value in spec.prevalence.items()]
     return f"""# Synthetic cohort
 

@@ -124,7 +124,8 @@ class CohortSpec:
             )
         if not 10 <= self.tiles <= 1000:
             raise InputError(
-                f"--tiles is {self.tiles}, but must be from 10 to 1000.", hint="The default is --tiles 80."
+                f"--tiles-per-slide is {self.tiles}, but must be from 10 to 1000.",
+                hint="The default is --tiles-per-slide 80.",
             )
         if not all(0 <= each <= 1 for each in self.fractions) or not abs(sum(self.fractions) - 1) <= 1e-6:
             raise InputError(

@@ -13,7 +13,7 @@ from tapfm.runtime.options import Argument, Option, command_function, options
 from tapfm.workflows.shared_options import Resamples
 
 if TYPE_CHECKING:
-    from tapfm.evaluation.method_comparison import Comparison
+    from tapfm.evaluation.model_comparison import Comparison
 
 _SEED = 0  # of the bootstrap
 
@@ -56,14 +56,14 @@ class CompareOptions:
 def compare(options: CompareOptions, console: Console) -> Comparison:
     """Compare runs, evaluations or tables of predictions, and write tables and a plot."""
     from tapfm.evaluation.comparison_tables import FILES, write_comparison
-    from tapfm.evaluation.method_comparison import compare_methods
+    from tapfm.evaluation.model_comparison import compare_models
     from tapfm.runs.compared_predictions import read_compared_predictions
     from tapfm.runtime.output_folder import check_no_other_files, lock_folder, remove_unfinished
 
     read = read_compared_predictions([str(each) for each in options.models], options.split)
     for warning in read.warnings:
         console.print(warning, style="bold yellow", markup=False, soft_wrap=True)
-    comparison = compare_methods(
+    comparison = compare_models(
         {name: [predictions] for name, predictions in read.predictions.items()},
         read.targets,
         "patient" if options.unit == "patient" else "slide",

@@ -28,7 +28,7 @@ class PlanOptions:
             default="the GPU of this machine; without one, common sizes",
         ),
     ] = ()
-    tiles: Annotated[
+    tiles_per_slide: Annotated[
         int | None,
         Option("Tiles per slide in a training step.", metavar="N", default="as in RUN.toml", at_least=1),
     ] = None
@@ -46,4 +46,4 @@ def plan(options: PlanOptions, console: Console) -> MemoryPlan | None:  # noqa: 
         return None
     from tapfm.adaptation.memory_plan import plan_memory
 
-    return plan_memory(config, gpu_memory=options.gpu_memory, tiles=options.tiles)
+    return plan_memory(config, gpu_memory=options.gpu_memory, tiles=options.tiles_per_slide)

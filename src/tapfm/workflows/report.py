@@ -51,7 +51,7 @@ class ReportOptions:
     heatmaps: Annotated[
         int, Option("Maximum number of slides with heatmaps from each folder of predictions.", metavar="N")
     ] = 12
-    tiles: Annotated[int, Option("Number of most influential tiles in each gallery.", metavar="N")] = 12
+    gallery_tiles: Annotated[int, Option("Number of most influential tiles in each gallery.", metavar="N")] = 12
     max_image_mb: Annotated[
         float,
         Option("Maximum size of all images in the report, in megabytes. Further images are omitted.", metavar="MB"),
@@ -82,7 +82,7 @@ def make_report(options: ReportOptions, console: Console) -> WrittenReport:
         predictions=options.predictions,
         runs=options.run,
         title=options.title,
-        images=ImageSettings(options.heatmaps, options.tiles, options.slides),
+        images=ImageSettings(options.heatmaps, options.gallery_tiles, options.slides),
         max_image_bytes=round(options.max_image_mb * 1e6),
         resamples=options.resamples,
         force=options.force,

@@ -77,7 +77,7 @@ class StudyOptions:
     seed: Annotated[
         tuple[int, ...],
         Option(
-            "With --preset: random seed. Repeatable: one run of each method per seed.",
+            "With --preset: random seed. Repeatable: one run of each model per seed.",
             metavar="N",
             default="0",
             at_least=0,

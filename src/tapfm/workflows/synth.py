@@ -52,7 +52,7 @@ class SynthOptions:
             default="0.8 0.1 0.1",
         ),
     ] = (0.8, 0.1, 0.1)
-    tiles: Annotated[int, Option("Approximate number of tissue tiles per slide.")] = 80
+    tiles_per_slide: Annotated[int, Option("Approximate number of tissue tiles per slide.")] = 80
     seed: Annotated[int, Option("Random seed. The same seed generates the same cohort.")] = 0
     workers: Workers = None
     force: Annotated[bool, Option("Generate all slides again, or keep those that exist.", flags="--force/--resume")] = (
@@ -81,7 +81,7 @@ def synth(options: SynthOptions, console: Console) -> SyntheticCohort:
         options.difficulty,
         options.prevalence,
         options.fractions,
-        options.tiles,
+        options.tiles_per_slide,
         options.seed,
     )
     workers = count_workers(options.workers)

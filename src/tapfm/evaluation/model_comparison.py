@@ -1,4 +1,4 @@
-"""Compare methods on the same patients: AUC differences with paired confidence intervals and tests."""
+"""Compare models on the same patients: AUC differences with paired confidence intervals and tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tapfm.tasks.target import TargetKinds
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """AUC difference (first - second) of two methods for one target, or for the mean of all targets ("macro")."""
+    """AUC difference (first - second) of two models for one target, or for the mean of all targets ("macro")."""
 
     first: str
     second: str
@@ -37,21 +37,21 @@ class PairedComparison:
 
 @dataclass(frozen=True)
 class Comparison:
-    """AUCs of several methods on the same patients, and the differences of all pairs."""
+    """AUCs of several models on the same patients, and the differences of all pairs."""
 
-    methods: tuple[str, ...]
+    models: tuple[str, ...]
     targets: tuple[str, ...]
     unit: Unit
     patient_count: int
-    excluded: Mapping[str, tuple[str, ...]]  # by method, patients and slides that other methods lack
-    partial_labels: tuple[str, ...]  # units and targets that have a label in only some methods; all methods use it
-    aucs: Mapping[tuple[str, str], Estimate]  # by method and target; with several targets also "macro"
+    excluded: Mapping[str, tuple[str, ...]]  # by model, patients and slides that other models lack
+    partial_labels: tuple[str, ...]  # units and targets that have a label in only some models; all models use it
+    aucs: Mapping[tuple[str, str], Estimate]  # by model and target; with several targets also "macro"
     pairs: tuple[PairedComparison, ...]
 
 
 @dataclass(frozen=True)
-class _MethodAuc:
-    """AUC of a method, as the mean over its seeds, and its value in every resample."""
+class _ModelAuc:
+    """AUC of a model, as the mean over its seeds, and its value in every resample."""
 
     value: float | None
     resampled: Floats
@@ -62,8 +62,8 @@ class _MethodAuc:
         return percentile_interval(self.value, self.resampled, reason=self.reason)
 
 
-def compare_methods(
-    methods: Mapping[str, SeedPredictions],
+def compare_models(
+    models: Mapping[str, SeedPredictions],
     targets: TargetKinds,
     unit: Unit,
     *,
@@ -71,39 +71,39 @@ def compare_methods(
     seed: int = 0,
     against: str | None = None,
 ) -> Comparison:
-    """Compare the AUCs of methods on the patients that all of them have.
+    """Compare the AUCs of models on the patients that all of them have.
 
-    The AUC of a method with several seeds is the mean of their AUCs; patients are resampled, seeds are not.
-    against: compare the other methods with this one only, as the second of each pair.
+    The AUC of a model with several seeds is the mean of their AUCs; patients are resampled, seeds are not.
+    against: compare the other models with this one only, as the second of each pair.
     """
-    pairs = _list_pairs(methods, against)
-    aligned = align_predictions(methods, targets, unit)
+    pairs = _list_pairs(models, against)
+    aligned = align_predictions(models, targets, unit)
     labelled = {target: select_labelled_units(aligned.units, target, kind, unit) for target, kind in targets.items()}
     logits = {
         target: {name: [units.select_logits(each) for each in seeds] for name, seeds in aligned.seeds.items()}
         for target, units in labelled.items()
     }
 
-    def compute_target_aucs(target: str, strata: TargetKinds) -> dict[str, _MethodAuc]:
+    def compute_target_aucs(target: str, strata: TargetKinds) -> dict[str, _ModelAuc]:
         drawn = resample_patients(aligned.units, strata, resamples=resamples, seed=seed)
         return _compute_aucs(logits[target], labelled[target], drawn)
 
     aucs: dict[tuple[str, str], Estimate] = {}
     tested: list[PairedComparison] = []
-    by_target: dict[str, dict[str, _MethodAuc]] = {}
+    by_target: dict[str, dict[str, _ModelAuc]] = {}
     for target, units in labelled.items():
         by_target[target] = compute_target_aucs(target, {target: targets[target]})
-        by_method = logits[target]
-        delong = {(first, second): _delong_test(by_method[first], by_method[second], units) for first, second in pairs}
+        by_model = logits[target]
+        delong = {(first, second): _delong_test(by_model[first], by_model[second], units) for first, second in pairs}
         tested += _test_pairs(target, pairs, by_target[target], delong)
     if len(targets) > 1:
         joint = {target: compute_target_aucs(target, targets) for target in targets}  # the same resamples
-        by_target[MACRO] = {name: _average_targets({t: joint[t][name] for t in targets}) for name in methods}
+        by_target[MACRO] = {name: _average_targets({t: joint[t][name] for t in targets}) for name in models}
         tested += _test_pairs(MACRO, pairs, by_target[MACRO], {})
-    for target, method_aucs in by_target.items():
-        aucs |= {(name, target): each.estimate() for name, each in method_aucs.items()}
+    for target, model_aucs in by_target.items():
+        aucs |= {(name, target): each.estimate() for name, each in model_aucs.items()}
     return Comparison(
-        methods=tuple(methods),
+        models=tuple(models),
         targets=tuple(targets),
         unit=unit,
         patient_count=aligned.patient_count,
@@ -114,25 +114,25 @@ def compare_methods(
     )
 
 
-def _list_pairs(methods: Mapping[str, SeedPredictions], against: str | None) -> list[tuple[str, str]]:
-    """Return the pairs to test, in the order of the methods."""
-    if empty := [name for name, seeds in methods.items() if not seeds]:
-        raise InputError(f"Method '{empty[0]}' has no predictions.")
-    if len(methods) < 2:
-        raise InputError(f"A comparison needs at least two methods; got {len(methods)}.")
+def _list_pairs(models: Mapping[str, SeedPredictions], against: str | None) -> list[tuple[str, str]]:
+    """Return the pairs to test, in the order of the models."""
+    if empty := [name for name, seeds in models.items() if not seeds]:
+        raise InputError(f"Model '{empty[0]}' has no predictions.")
+    if len(models) < 2:
+        raise InputError(f"A comparison needs at least two models; got {len(models)}.")
     if against is None:
-        return list(combinations(methods, 2))
-    if against not in methods:
-        raise UnknownNameError.with_suggestions("model", against, methods, see=", ".join(methods))
-    return [(name, against) for name in methods if name != against]
+        return list(combinations(models, 2))
+    if against not in models:
+        raise UnknownNameError.with_suggestions("model", against, models, see=", ".join(models))
+    return [(name, against) for name in models if name != against]
 
 
 def _compute_aucs(
     logits: Mapping[str, Sequence[Floats]], units: LabelledUnits, resamples: Resamples
-) -> dict[str, _MethodAuc]:
-    """Return the AUC of each method, and its values in the resamples.
+) -> dict[str, _ModelAuc]:
+    """Return the AUC of each model, and its values in the resamples.
 
-    logits: for each method, the logits of each seed.
+    logits: for each model, the logits of each seed.
     """
     resampled = {name: np.zeros(len(resamples)) for name in logits}
     for rows, unit_weights in resamples.blocks():
@@ -145,24 +145,24 @@ def _compute_aucs(
         values = [units.kind.compute_score(units.truth, each) for each in seeds]
         defined = [value for value in values if value is not None]
         value = sum(defined) / len(defined) if defined else None
-        found[name] = _MethodAuc(value, resampled[name], units.undefined_reason or units.no_interval_reason)
+        found[name] = _ModelAuc(value, resampled[name], units.undefined_reason or units.no_interval_reason)
     return found
 
 
-def _average_targets(aucs: Mapping[str, _MethodAuc]) -> _MethodAuc:
+def _average_targets(aucs: Mapping[str, _ModelAuc]) -> _ModelAuc:
     """Return the mean over the targets that have an AUC, also in every resample."""
     defined = {target: each for target, each in aucs.items() if each.value is not None}
     if not defined:
-        return _MethodAuc(None, next(iter(aucs.values())).resampled, "no target has an AUC")
+        return _ModelAuc(None, next(iter(aucs.values())).resampled, "no target has an AUC")
     value = sum(each.value or 0.0 for each in defined.values()) / len(defined)
     reason = "; ".join(f"{each.reason} ({target})" for target, each in defined.items() if each.reason)
-    return _MethodAuc(value, np.mean([each.resampled for each in defined.values()], axis=0), reason)
+    return _ModelAuc(value, np.mean([each.resampled for each in defined.values()], axis=0), reason)
 
 
 def _test_pairs(
     target: str,
     pairs: Sequence[tuple[str, str]],
-    aucs: Mapping[str, _MethodAuc],
+    aucs: Mapping[str, _ModelAuc],
     delong: Mapping[tuple[str, str], tuple[float | None, str]],
 ) -> list[PairedComparison]:
     """Test every pair for one target, with Holm's correction."""
@@ -182,7 +182,7 @@ def _test_pairs(
 def _delong_test(first: Sequence[Floats], second: Sequence[Floats], units: LabelledUnits) -> tuple[float | None, str]:
     """Return the p value of DeLong's test, or None and the reason.
 
-    first, second: the logits of each seed of two methods.
+    first, second: the logits of each seed of two models.
     """
     if units.undefined_reason:
         return None, units.undefined_reason
