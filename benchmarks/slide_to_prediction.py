@@ -56,7 +56,7 @@ from tapfm.prediction.cohort_prediction import write_slide as write_prediction
 from tapfm.prediction.inputs import find_or_create_tiles
 from tapfm.runs.checkpoint import save_checkpoint
 from tapfm.runs.model_folder import open_model_folder
-from tapfm.runs.saved_model import AGGREGATOR_FILE, DESCRIPTION_FILE
+from tapfm.runs.saved_model import AGGREGATOR_FILE, EXPORT_METADATA_FILE
 
 SECTION_PX0 = 8_000  # side of a section and the glass around it, at level 0
 SECTION_TILES = 80
@@ -156,21 +156,21 @@ def write_model(folder: Path, key: str) -> None:
     aggregator = build_aggregator("cls-attention", card.feature_size, 1)
     tensors = {f"aggregator/{name}": each.detach() for name, each in aggregator.named_parameters()}
     save_checkpoint(folder / AGGREGATOR_FILE, tensors, {"tapfm": tapfm.__version__, "kind": "aggregator"})
-    aggregator_description = {
+    aggregator_metadata = {
         "name": "cls-attention",
         "options": {},
         "tau": 1.0,
         "layer_norm": False,
         "feature_size": card.feature_size,
     }
-    description = {
+    metadata = {
         "targets": ["FGFR3"],
         "encoder": {"name": card.key, "adapted": True, "base_weights_sha256": None},
-        "aggregator": aggregator_description,
+        "aggregator": aggregator_metadata,
         "training_labels": {"FGFR3": {"positive": 1, "labelled": 2}},
         "run": "benchmark",
     }
-    (folder / DESCRIPTION_FILE).write_text(json.dumps(description))
+    (folder / EXPORT_METADATA_FILE).write_text(json.dumps(metadata))
 
 
 def time_prediction(name: str, model: Path, slides: Path, out: Path, arguments: argparse.Namespace) -> Row:

@@ -32,7 +32,7 @@ from tapfm.aggregators.catalog import build_aggregator
 from tapfm.encoders.catalog import find_encoder_card
 from tapfm.prediction.folder import PredictionFolder
 from tapfm.runs.checkpoint import save_checkpoint
-from tapfm.runs.saved_model import AGGREGATOR_FILE, DESCRIPTION_FILE
+from tapfm.runs.saved_model import AGGREGATOR_FILE, EXPORT_METADATA_FILE
 from tapfm.slides.slide import Pixels
 from tapfm.synthetic.cohort_plan import CohortSpec, plan_cohort
 from tapfm.synthetic.slide_rendering import render_slide
@@ -110,7 +110,7 @@ def write_model(folder: Path) -> None:
     aggregator = build_aggregator("cls-attention", card.feature_size, 1)
     tensors = {f"aggregator/{name}": each.detach() for name, each in aggregator.named_parameters()}
     save_checkpoint(folder / AGGREGATOR_FILE, tensors, {"tapfm": tapfm.__version__, "kind": "aggregator"})
-    description = {
+    metadata = {
         "targets": ["FGFR3"],
         "encoder": {"name": card.key, "adapted": False, "base_weights_sha256": None},
         "aggregator": {
@@ -123,7 +123,7 @@ def write_model(folder: Path) -> None:
         "training_labels": {"FGFR3": {"positive": 1, "labelled": 2}},
         "run": "benchmark",
     }
-    (folder / DESCRIPTION_FILE).write_text(json.dumps(description))
+    (folder / EXPORT_METADATA_FILE).write_text(json.dumps(metadata))
 
 
 def run_command(name: str, arguments: list[str]) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from reference_text import code, code_list, escape_text, format_page, format_paragraph, format_table
 
 from tapfm.aggregators.catalog import AGGREGATORS
-from tapfm.config.recipes import Method, Recipe, recipe_settings
+from tapfm.config.recipes import Method, Recipe, build_recipe_settings
 from tapfm.config.settings import RunConfig
 from tapfm.config.study import StudyConfig
 from tapfm.config.text import first_line, format_toml_value
@@ -212,7 +212,7 @@ def _values_by_encoder(name: str) -> list[str]:
 
 def recipe_values(recipe: Recipe, method: Method, encoder: str, epochs: int | None = None) -> dict[str, Any]:
     """Return the settings of a recipe by their full names."""
-    settings = recipe_settings(recipe, load_encoder_cards()[encoder], method, epochs)
+    settings = build_recipe_settings(recipe, load_encoder_cards()[encoder], method, epochs)
     return {f"{section}.{key}": value for section, values in settings.items() for key, value in values.items()}
 
 
@@ -220,9 +220,9 @@ def _encoder_blocks() -> Iterator[list[str]]:
     """Yield a table of the settings whose default depends on the encoder."""
     yield ["### Defaults by encoder"]
     yield format_paragraph(
-        "The paper samples as many tiles per slide as fit on its GPU. Other encoders get the number of an encoder of "
-        "the paper that costs at least as much per tile. Small encoders that come with tapfm need larger learning "
-        "rates."
+        "The paper samples as many tiles per slide as fit on its GPU. The number for other encoders "
+        "depends on the cost of a tile: 300 up to 165 GFLOP, 100 up to 460 GFLOP, else 75. Small encoders that come "
+        "with tapfm need larger learning rates."
     )
     rows = []
     for name in recipe_values("paper", "tapfm", "uni"):

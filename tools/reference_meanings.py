@@ -8,7 +8,7 @@ from typing import get_args
 
 from reference_text import code, code_list
 
-from tapfm.runtime.steps import State
+from tapfm.runtime.steps import StepState
 from tapfm.slides.scale import ScaleSource
 from tapfm.study.stability import MEASURES as STABILITY
 from tapfm.tasks.binary_metrics import METRIC_NAMES as METRICS
@@ -540,7 +540,7 @@ FORMATS: dict[str, list[Format]] = {
                 "encoder.features_source": FEATURES_SOURCE,
                 "aggregator.name": "name of the aggregator",
                 "aggregator.options": "options of the aggregator",
-                "aggregator.tau": "temperature of the tile weights",
+                "aggregator.tau": "temperature of the softmax that gives the tile weights",
                 "aggregator.layer_norm": "whether there is a LayerNorm before the head",
                 "aggregator.feature_size": "size of a feature",
                 "training_labels": "number of positive and labelled slides of the training split, by target",
@@ -653,7 +653,7 @@ FORMATS: dict[str, list[Format]] = {
             {
                 "run": "name of the run",
                 "step": "what the step does",
-                "state": code_list(get_args(State)),
+                "state": code_list(get_args(StepState)),
                 "command": "command that repeats the step",
                 "log": "file with the output of the step",
             },

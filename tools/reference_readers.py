@@ -15,7 +15,7 @@ from pyarrow import parquet
 from reference_samples import TARGET
 from safetensors import safe_open
 
-from tapfm.runs.checkpoint import DESCRIPTION_KEY
+from tapfm.runs.checkpoint import METADATA_KEY
 
 
 @dataclass(frozen=True)
@@ -83,14 +83,14 @@ def _parquet_columns(path: Path, _: Collection[str]) -> Iterator[Entry]:
 
 
 def _safetensors_entries(path: Path, known: Collection[str]) -> Iterator[Entry]:
-    """Yield the names of tensors up to the first slash, and the keys of the description in the header."""
+    """Yield the names of tensors up to the first slash, and the keys of the metadata in the header."""
     with safe_open(path, framework="numpy") as file:
         groups = dict.fromkeys(name.partition("/")[0] + "/" for name in file.keys() if "/" in name)  # noqa: SIM118
         header = file.metadata()
     for name in groups or ["*"]:
         yield Entry(name, "tensors", "Tensors")
-    text = header[DESCRIPTION_KEY]
-    group = f"Header, JSON under `{DESCRIPTION_KEY}`" if text.startswith("{") else "Header"
+    text = header[METADATA_KEY]
+    group = f"Header, JSON under `{METADATA_KEY}`" if text.startswith("{") else "Header"
     names = _nested_keys(json.loads(text), known) if text.startswith("{") else sorted(header)
     yield from (Entry(name, "", group) for name in names)
 

@@ -78,10 +78,12 @@ class CopyOptions:
     sources: Annotated[tuple[Path, ...], Argument("Files to copy.", metavar="FILE...")]
     _: KW_ONLY
     out: Annotated[Path, Option("Folder for the copies.", metavar="DIR")]
-    only: Annotated[tuple[str, ...], Option("Only these.", default="all")] = ()
+    only: Annotated[tuple[str, ...], Option("Only these.", show_default="all")] = ()
     fractions: Annotated[tuple[float, float], Option("Two fractions.")] = (0.5, 0.5)
     dry_run: Annotated[bool, Option("Copy nothing.")] = False
-    workers: Annotated[int | None, Option("Worker processes.", default="one per core", at_least=0, at_most=9)] = None
+    workers: Annotated[int | None, Option("Worker processes.", show_default="one per core", at_least=0, at_most=9)] = (
+        None
+    )
     force: Annotated[bool | None, Option("Copy again or keep.", flags="--force/--resume")] = None
 
 

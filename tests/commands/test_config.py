@@ -15,7 +15,7 @@ from tapfm.cli.main import main
 from tapfm.config.loading import _add_override as add_override
 from tapfm.config.loading import list_settings, load_config, resolve_config
 from tapfm.config.settings import AggregatorSection
-from tapfm.config.text import format_config, format_toml_value, starter_config
+from tapfm.config.text import format_config, format_starter_config, format_toml_value
 from tapfm.errors import InputError, SettingError
 
 RECIPES, METHODS = ("paper", "reference"), ("tapfm", "finetune", "fixed")
@@ -28,7 +28,9 @@ EXAMPLE = "# not set; "
 def make_starter_config(recipe="paper", method="tapfm", encoder="uni", **given):
     """Return the starter file of `tapfm config`."""
     nothing = dict.fromkeys(("cohort", "tiles", "features", "folder"))
-    return starter_config(**(nothing | {"recipe": recipe, "encoder": encoder, "method": method, "targets": []} | given))
+    return format_starter_config(
+        **(nothing | {"recipe": recipe, "encoder": encoder, "method": method, "targets": []} | given)
+    )
 
 
 def load_text(folder, text, *changes):
@@ -329,10 +331,10 @@ def test_missing_settings_are_reported():
     with pytest.raises(SettingError) as caught:
         resolve_config({"cohort": {}})
     assert [line.strip() for line in caught.value.message.splitlines()[1:]] == [
-        "cohort.table: is missing",
-        "tiles: is missing",
-        "encoder: is missing",
-        "task.targets: is missing",
+        "cohort.table: is not set",
+        "tiles: is not set",
+        "encoder: is not set",
+        "task.targets: is not set",
     ]
 
 
@@ -362,8 +364,16 @@ def test_tapfm_needs_an_aggregator_that_uses_the_attention(aggregator):
 @pytest.mark.parametrize(
     ("method", "change", "problem"),
     [
-        ("finetune", "adaptation.lambda=0.5", "adaptation.lambda: must be 0 with method finetune; got 0.5"),
-        ("fixed", "adaptation.lambda=1", "adaptation.lambda: must be 0 with method fixed; got 1"),
+        (
+            "finetune",
+            "adaptation.lambda=0.5",
+            "adaptation.lambda: must be 0 with method finetune, which has no attention loss; got 0.5",
+        ),
+        (
+            "fixed",
+            "adaptation.lambda=1",
+            "adaptation.lambda: must be 0 with method fixed, which has no attention loss; got 1",
+        ),
         (
             "fixed",
             "adaptation.backward_tiles=64",
@@ -407,8 +417,8 @@ def test_invalid_scope_lists_valid_ones(scope):
 def test_each_method_needs_its_input_folder():
     tables = tomllib.loads(make_starter_config()) | {"tiles": {}}
     for method, problem in (
-        ("tapfm", "tiles.folder: is missing; method tapfm needs the output folder of `tapfm tile`"),
-        ("fixed", "tiles.features: is missing; method fixed needs the output folder of `tapfm embed`"),
+        ("tapfm", "tiles.folder: is not set; method tapfm needs the output folder of `tapfm tile`"),
+        ("fixed", "tiles.features: is not set; method fixed needs the output folder of `tapfm embed`"),
     ):
         with pytest.raises(SettingError, match=re.escape(problem)):
             resolve_config(tables | {"adaptation": {"method": method}})

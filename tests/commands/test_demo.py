@@ -41,7 +41,7 @@ class FakeCommands:
         print(f"Tiled by {step.name}")
         if step.name == self.fails:
             return self.code
-        for path in step.files[:1]:  # a second path is the folder of the first
+        for path in step.output_files[:1]:  # a second path is the folder of the first
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(step.name)
         return 0

@@ -63,8 +63,8 @@ def test_evaluation_folder_contents(run, evaluated):
         *("failures.csv", "colours.csv", "roc.png", "pr.png", "reliability.png", "scores.png", "evaluation.json"),
     }
     about = json.loads((evaluated / "evaluation.json").read_text())
-    best = RunFolder(run).best
-    assert about["members"] == [{"run": RunFolder(run).identity(), "weights_sha256": file_sha256(best)}]
+    best = RunFolder(run).best_checkpoint
+    assert about["members"] == [{"run": RunFolder(run).compute_run_id(), "weights_sha256": file_sha256(best)}]
     assert (about["cohort"], about["split"], about["unit"]) == ("own", "test", "slide")
     for name in ("roc", "pr", "reliability", "scores"):
         with Image.open(evaluated / f"{name}.png") as image:
@@ -356,7 +356,7 @@ def test_features_of_other_weights_are_rejected(fixed, tmp_path):
     assert "different weights" in result.output
     result = evaluate(copied, tmp_path / "tiles", "--tiles", tmp_path)
     assert result.returncode == 2
-    tiles = RunFolder(copied).settings()["tiles"]["folder"]
+    tiles = RunFolder(copied).read_settings()["tiles"]["folder"]
     result = evaluate(copied, tmp_path / "encoded", "--tiles", tiles)
     assert result.returncode == 2
     assert "features from different weights" in result.output

@@ -152,15 +152,15 @@ def test_export_contains_no_slide_ids_patient_ids_or_paths(exported, workspace, 
 
 
 def test_description_contains_training_settings(exported):
-    description = json.loads((exported / "several" / "tapfm.json").read_text())
-    assert description["targets"] == ["FGFR3", "TP53"]
+    metadata = json.loads((exported / "several" / "tapfm.json").read_text())
+    assert metadata["targets"] == ["FGFR3", "TP53"]
     published = {"base_weights_sha256": find_encoder_card("tapfm-pocket").sha256, "features_source": None}
-    assert description["encoder"] == {"name": "tapfm-pocket", "adapted": True} | published
-    assert description["aggregator"] | {"name": "cls-attention", "feature_size": 128} == description["aggregator"]
+    assert metadata["encoder"] == {"name": "tapfm-pocket", "adapted": True} | published
+    assert metadata["aggregator"] | {"name": "cls-attention", "feature_size": 128} == metadata["aggregator"]
     labels = {"FGFR3": {"positive": 2, "labelled": 4}, "TP53": {"positive": 1, "labelled": 3}}
-    assert description["training_labels"] == labels
+    assert metadata["training_labels"] == labels
     settings = {"method": "tapfm", "scope": "full", "recipe": "paper", "seed": 0, "epoch": 1}
-    assert description | settings == description
+    assert metadata | settings == metadata
     assert json.loads((exported / "lora:4" / "tapfm.json").read_text())["scope"] == "lora:4"
     fixed = json.loads((exported / "fixed abmil" / "tapfm.json").read_text())
     assert fixed["encoder"] == {"name": "tapfm-pocket", "adapted": False} | published
@@ -299,8 +299,8 @@ def test_base_weights_of_the_run_are_not_overwritten(train, exported, tmp_path):
 
 
 def test_export_with_other_logits_is_an_error(runs, tmp_path, monkeypatch):
-    def save_changed(path, tensors, description):
-        save_checkpoint(path, {name: tensor + 1 for name, tensor in tensors.items()}, description)
+    def save_changed(path, tensors, metadata):
+        save_checkpoint(path, {name: tensor + 1 for name, tensor in tensors.items()}, metadata)
 
     monkeypatch.setattr(export_model, "save_checkpoint", save_changed)
     for name in ("full", "fixed abmil"):
@@ -423,7 +423,7 @@ def test_export_with_features_of_another_size_is_an_error(train, tmp_path):
         features = FeatureSet(case_id(i), rng.normal(size=(4, 16)).astype(np.float32))
         write_features(tmp_path / f"{case_id(i)}.h5", features, make_tile_set(i), attributes={})
     run = train("sixteen", "adaptation.method=fixed", f"tiles.features={tmp_path}", "aggregator.name=abmil")
-    assert load_run(run).description["aggregator"]["feature_size"] == 16
+    assert load_run(run).metadata["aggregator"]["feature_size"] == 16
     assert tapfm("export", run, "--out", tmp_path / "out").returncode == 0
     with pytest.raises(RunError, match=r"features of size 16, but tapfm-pocket computes features of size 128"):
         load_export(tmp_path / "out")
@@ -431,9 +431,9 @@ def test_export_with_features_of_another_size_is_an_error(train, tmp_path):
 
 def test_aggregator_trained_on_other_weights_is_an_error(exported, tmp_path):
     folder = shutil.copytree(exported / "fixed mean", tmp_path / "copy")
-    description = json.loads((folder / "tapfm.json").read_text())
-    description["encoder"]["base_weights_sha256"] = "0" * 64
-    (folder / "tapfm.json").write_text(json.dumps(description))
+    metadata = json.loads((folder / "tapfm.json").read_text())
+    metadata["encoder"]["base_weights_sha256"] = "0" * 64
+    (folder / "tapfm.json").write_text(json.dumps(metadata))
     with pytest.raises(WeightsDigestError, match="features from different weights of tapfm-pocket"):
         load_export(folder)
 

@@ -128,7 +128,7 @@ def test_error_without_write_access_says_how_to_log_in(hub, folder, repository, 
 @pytest.mark.parametrize("environment", [{"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}], ids=str)
 def test_push_without_network_is_an_error(hub, folder, environment):
     output = push(hub, folder, **environment)
-    assert output.startswith("InputError 2 lab/pocket-fgfr3 could not be pushed")
+    assert output.startswith("InputError 2 The model could not be pushed to lab/pocket-fgfr3")
     assert "Check the network connection" in output
 
 

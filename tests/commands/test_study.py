@@ -337,9 +337,9 @@ def test_failure_reason_is_the_last_error_in_the_log(tmp_path):
     assert log.read_text().startswith("$ tapfm train ")
     assert failure_reason(code, log, 0).startswith(f"{tmp_path}/absent.toml ")
     log.write_text("error: before\n$ tapfm train\nTraceback\nMemoryError: 3 GB\n")
-    since_bytes = len("error: before\n")
-    assert failure_reason(1, log, since_bytes) == "its process ended with exit code 1: MemoryError: 3 GB"
-    assert "killed by SIGKILL" in failure_reason(-9, log, since_bytes)
+    start_byte = len("error: before\n")
+    assert failure_reason(1, log, start_byte) == "its process ended with exit code 1: MemoryError: 3 GB"
+    assert "killed by SIGKILL" in failure_reason(-9, log, start_byte)
 
 
 @pytest.mark.parametrize(

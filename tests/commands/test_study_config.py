@@ -49,7 +49,7 @@ def test_folds_variants_and_targets_have_separate_folders():
     separate = make_study(methods=["tapfm"], targets=["FGFR3", "TP53"], task="binary")
     assert run_names(separate) == [f"{target}/tapfm-pocket/tapfm/cls-attention/seed0" for target in ("FGFR3", "TP53")]
     together = make_study(methods=["tapfm"], targets=["FGFR3", "TP53"])
-    assert together.multilabel
+    assert together.is_multilabel
     assert len(run_names(together)) == 1
 
 
@@ -94,11 +94,11 @@ def test_method_settings_override_study_settings_and_variants_override_both():
         ({"settings": {"tapfm": {"sched": {}}}}, "settings.tapfm.sched: unknown setting"),
         ({"seeds": [1, 1]}, "seeds: 1 is listed twice"),
         ({"task": "multilabel"}, "multilabel needs at least two targets"),
-        ({"report": "forgetting"}, "probe: is missing"),
-        ({"report": "ablation"}, "variants: is missing"),
+        ({"report": "forgetting"}, "probe: is not set"),
+        ({"report": "ablation"}, "variants: is not set"),
         ({"report": "stability", "variants": [{"name": "a"}]}, "before, after and joint"),
         ({"variants": [{"name": "../a"}]}, "cannot be a folder"),
-        ({"cohort": {"table": "c.csv"}}, "cohort.tiles: is missing"),
+        ({"cohort": {"table": "c.csv"}}, "cohort.tiles: is not set"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

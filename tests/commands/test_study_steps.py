@@ -18,7 +18,7 @@ from tapfm.study.steps import find_finished_steps
 
 def make_step(folder, group, name, *needs):
     files = (folder / f"{group}-{name}",)
-    return Step(name, (name, group), folder / "logs" / f"{group}.log", group, files=files, needs=needs)
+    return Step(name, (name, group), folder / "logs" / f"{group}.log", group, output_files=files, needs=needs)
 
 
 def test_status_csv_has_all_steps_and_keeps_rows_of_other_runs(tmp_path):

@@ -138,7 +138,7 @@ def test_multilabel_table_has_macro_average_and_cohorts_below_each_other():
     assert aucs["test", "macro"].auc.value == pytest.approx(mean)
     table = wide_table(comparison, study)
     assert [column.title for column in table.columns] == ["Model", "EGFR", "KRAS", "Macro average"]
-    assert [row.heading for row in table.rows if row.level == 1] == ["Test (N = 30)", "External (N = 30)"]
+    assert [row.heading for row in table.rows if row.heading_level == 1] == ["Test (N = 30)", "External (N = 30)"]
     assert r"\multicolumn{4}{c}{\textbf{External (N = 30)}}" in latex_table(table, "c", "l")
 
 

@@ -29,7 +29,7 @@ from training_workspace import (
 from tapfm.adaptation.display import _TensorBoardWriter as TensorBoardWriter
 from tapfm.config.loading import load_config
 from tapfm.evaluation.predictions import compute_scores, read_predictions
-from tapfm.runs.checkpoint import read_description
+from tapfm.runs.checkpoint import read_checkpoint_metadata
 from tapfm.tasks.catalog import target_kinds
 from tapfm.tiles.store import write_tiles
 
@@ -68,7 +68,7 @@ def test_history_has_one_line_per_epoch_with_all_values(first):
 def test_best_epoch_is_kept_and_evaluated_on_all_tiles(first):
     history = read_history(first)
     scored = [row["val_macro_auc"] for row in history]
-    best = read_description(first / "checkpoints" / "best.safetensors")
+    best = read_checkpoint_metadata(first / "checkpoints" / "best.safetensors")
     assert best["epoch"] == scored.index(max(scored)) + 1
     predictions = read_predictions(first / "predictions-test.csv")
     assert [each.tiles for each in predictions] == [4] * 4

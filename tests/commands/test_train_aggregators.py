@@ -38,7 +38,7 @@ def test_finetuning_with_dsmil(train, workspace):
     assert len(read_history(run)) == 2
     assert read_history(run)[0]["norm_g_r"] == 0
     assert len({row["slide_id"] for row in read_rows(run / "predictions-test.csv")}) == 4
-    assert load_run(run).description["aggregator"]["options"] == AGGREGATORS["dsmil"].complete_options({})
+    assert load_run(run).metadata["aggregator"]["options"] == AGGREGATORS["dsmil"].complete_options({})
     assert tapfm("export", run, "--out", workspace / "out-dsmil").returncode == 0
 
 
@@ -63,7 +63,7 @@ def test_method_fixed_with_transmil(train, workspace):
     pytest.importorskip("torchmil")
     small = ("aggregator.options.att_dim=16", "aggregator.options.n_landmarks=4")
     run = train("transmil", FIXED, "aggregator.name=torchmil:TransMIL", *small)
-    assert load_run(run).description["aggregator"]["feature_size"] == find_encoder_card("tapfm-pocket").feature_size
+    assert load_run(run).metadata["aggregator"]["feature_size"] == find_encoder_card("tapfm-pocket").feature_size
     assert tapfm("export", run, "--out", workspace / "out-transmil").returncode == 0
 
 

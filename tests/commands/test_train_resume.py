@@ -17,7 +17,7 @@ from training_workspace import case_id, edit_csv, have_same_weights, history_wit
 from tapfm.encoders.catalog import find_encoder_card
 from tapfm.errors import CheckpointError, Interrupted
 from tapfm.inference.cohort import FinishedSlides
-from tapfm.runs.checkpoint import read_description
+from tapfm.runs.checkpoint import read_checkpoint_metadata
 from tapfm.runs.folder import RunFolder
 
 
@@ -35,7 +35,7 @@ def test_resume_after_kill_gives_the_same_weights(workspace, tmp_path):
 
     def step():
         try:
-            return read_description(last)["progress"]["step"]
+            return read_checkpoint_metadata(last)["progress"]["step"]
         except CheckpointError:
             return -1
 
@@ -46,7 +46,7 @@ def test_resume_after_kill_gives_the_same_weights(workspace, tmp_path):
         wait_for(lambda number=number: step() >= number, process)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    assert 0 < read_description(last)["progress"]["step"] < 12
+    assert 0 < read_checkpoint_metadata(last)["progress"]["step"] < 12
     result = tapfm("train", workspace / "run.toml", "--out", killed, *settings, "--resume")
     assert result.returncode == 0, result.stderr
     assert "Resuming in epoch" in result.stderr
@@ -67,11 +67,13 @@ def test_signal_saves_a_checkpoint_and_prints_the_resume_command(workspace, tmp_
     assert process.returncode == code, stderr
     assert "Traceback" not in stderr
     (command,) = re.findall(r"To resume: (tapfm train .*)", stderr)
-    step = read_description(out / "checkpoints" / "last.safetensors")["progress"]["step"]
+    step = read_checkpoint_metadata(out / "checkpoints" / "last.safetensors")["progress"]["step"]
     assert step > 0
     settings = ["--set", "schedule.epochs=100"]
     process = start_tapfm(*shlex.split(command)[1:])
-    wait_for(lambda: read_description(out / "checkpoints" / "last.safetensors")["progress"]["step"] > step, process)
+    wait_for(
+        lambda: read_checkpoint_metadata(out / "checkpoints" / "last.safetensors")["progress"]["step"] > step, process
+    )
     process.send_signal(signal.SIGKILL)
     process.communicate()
 
@@ -148,7 +150,9 @@ def test_checkpoint_of_another_run_is_rejected(workspace_copy):
     result = run_train(workspace_copy, "--resume")
     assert result.returncode == 2
     assert "does not belong to" in result.output
-    assert read_description(workspace_copy / "other" / "checkpoints" / "last.safetensors")["config"]["seed"] == 1
+    assert (
+        read_checkpoint_metadata(workspace_copy / "other" / "checkpoints" / "last.safetensors")["config"]["seed"] == 1
+    )
 
 
 def test_run_can_be_resumed_after_moving_all_files(workspace_copy, tmp_path_factory):
@@ -222,15 +226,15 @@ def test_best_weights_are_those_recorded_in_the_last_checkpoint(tmp_path):
     learner, folder = make_learner(), make_run_folder(tmp_path)
     progress = RunProgress(best_epoch=0, best_score=0.7, history=[{"epoch": 1}])
     folder.save_best(learner, progress)
-    assert not folder.best.exists(), "the last checkpoint must be written first"
+    assert not folder.best_checkpoint.exists(), "the last checkpoint must be written first"
     folder.save_last(learner, progress)
-    assert read_description(folder.best)["epoch"] == 1
+    assert read_checkpoint_metadata(folder.best_checkpoint)["epoch"] == 1
     orphan = RunProgress(best_epoch=1, best_score=0.8, history=[{"epoch": 1}, {"epoch": 2}])
     folder.save_best(learner, orphan)  # then killed before the last checkpoint is saved
     found = RunFolder(tmp_path).load_progress(learner)
     assert found.best_epoch == 0
-    assert read_description(folder.best)["epoch"] == 1
-    assert not folder.next_best.exists()
+    assert read_checkpoint_metadata(folder.best_checkpoint)["epoch"] == 1
+    assert not folder.next_best_checkpoint.exists()
 
 
 def test_resume_does_not_keep_the_old_checkpoint_open(tmp_path):
@@ -242,7 +246,7 @@ def test_resume_does_not_keep_the_old_checkpoint_open(tmp_path):
     again = make_learner(seed=1)
     assert folder.load_progress(again).step == progress.step
     assert (
-        str(folder.last) not in Path("/proc/self/maps").read_text()
+        str(folder.last_checkpoint) not in Path("/proc/self/maps").read_text()
     )  # other files may be mapped until garbage collection
 
 

@@ -38,14 +38,14 @@ class TilesInMemory:
     waited_s = 0.0
 
     def __init__(self, slides, part=4, unreadable=None):
-        self.slides, self.part, self.unreadable = slides, part, unreadable or {}
+        self.slides, self.part, self.unreadable_tiles = slides, part, unreadable or {}
         self.requests, self.closed = [], False
 
     def start(self, requests):
         self.requests = list(requests)
 
     def read_parts(self, request):
-        unreadable = self.unreadable.get(request.slide_id, {})
+        unreadable = self.unreadable_tiles.get(request.slide_id, {})
         tiles = self.slides[request.slide_id]
         for start in range(0, len(tiles), self.part):
             rows = [row for row in range(start, min(start + self.part, len(tiles))) if row not in unreadable]

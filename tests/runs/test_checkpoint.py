@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tapfm.errors import CheckpointError, DiskFullError
-from tapfm.runs.checkpoint import check_disk_space, load_checkpoint, read_description, save_checkpoint
+from tapfm.runs.checkpoint import check_disk_space, load_checkpoint, read_checkpoint_metadata, save_checkpoint
 
 TENSORS = {
     "encoder/blocks.0.weight": torch.randn(3, 4, generator=torch.Generator().manual_seed(0)),
@@ -23,23 +23,23 @@ TENSORS = {
     "count": torch.tensor([2**40]),
     "mask": torch.tensor([True, False]),
 }
-DESCRIPTION = {"progress": {"epoch": 3, "score": 0.1 + 0.2, "name": "Zürich"}}
+METADATA = {"progress": {"epoch": 3, "score": 0.1 + 0.2, "name": "Zürich"}}
 
 
 def test_loaded_checkpoint_is_bit_identical(tmp_path):
     path = tmp_path / "last.safetensors"
-    save_checkpoint(path, TENSORS, DESCRIPTION)
-    tensors, description = load_checkpoint(path)
-    assert description == DESCRIPTION
+    save_checkpoint(path, TENSORS, METADATA)
+    tensors, metadata = load_checkpoint(path)
+    assert metadata == METADATA
     assert tensors.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
         assert tensors[name].dtype == tensor.dtype
         assert torch.equal(tensors[name], tensor)
-    assert read_description(path) == DESCRIPTION
+    assert read_checkpoint_metadata(path) == METADATA
 
 
 def test_safetensors_can_read_the_file(tmp_path):
-    save_checkpoint(tmp_path / "ours", TENSORS, DESCRIPTION)
+    save_checkpoint(tmp_path / "ours", TENSORS, METADATA)
     found = load_file(tmp_path / "ours")
     assert all(torch.equal(found[name], TENSORS[name]) for name in TENSORS)
     assert (tmp_path / "ours").stat().st_size % 8 == sum(t.nbytes for t in TENSORS.values()) % 8
@@ -47,7 +47,7 @@ def test_safetensors_can_read_the_file(tmp_path):
 
 def test_full_disk_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
     path = tmp_path / "last.safetensors"
-    save_checkpoint(path, TENSORS, DESCRIPTION)
+    save_checkpoint(path, TENSORS, METADATA)
     before = path.read_bytes()
 
     def raise_disk_full(_):
@@ -62,7 +62,7 @@ def test_full_disk_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
 
 def test_interrupt_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
     path = tmp_path / "last.safetensors"
-    save_checkpoint(path, TENSORS, DESCRIPTION)
+    save_checkpoint(path, TENSORS, METADATA)
     before = path.read_bytes()
 
     def interrupt(_):
@@ -88,7 +88,7 @@ def test_invalid_file_is_an_error(tmp_path, content):
     path = tmp_path / "x.safetensors"
     if content is not None:
         path.write_bytes(content)
-    for read in (load_checkpoint, read_description):
+    for read in (load_checkpoint, read_checkpoint_metadata):
         with pytest.raises(CheckpointError):
             read(path)
 
@@ -102,4 +102,4 @@ def test_safetensors_file_of_another_tool_is_an_error(tmp_path):
 def test_nan_in_the_description_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         save_checkpoint(tmp_path / "x", TENSORS, {"loss": float("nan")})
-    assert json.dumps(DESCRIPTION)
+    assert json.dumps(METADATA)

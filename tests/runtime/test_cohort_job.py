@@ -5,7 +5,7 @@ import pytest
 
 from tapfm.errors import InputError, SlideError
 from tapfm.runtime import cohort_job
-from tapfm.runtime.cohort_job import FAILURES, SUMMARY, Failure, SlideTable, catch_failures, run_slides
+from tapfm.runtime.cohort_job import FAILURES_FILE, SUMMARY_FILE, Failure, SlideTable, catch_failures, run_slides
 from tapfm.runtime.csv_files import read_csv
 from tapfm.runtime.workers import WorkerPool, serve_function
 
@@ -86,20 +86,24 @@ def test_claimed_slides_are_skipped_and_claims_are_released_after_the_result():
 def test_finished_slides_are_skipped_when_resuming(tmp_path):
     table = make_table(tmp_path)
     with table.save_on_exit():
-        assert table.plan(dict.fromkeys("abc", "job"), only=None, force=False, load_finished=lambda _: None)
+        assert table.select_remaining_jobs(
+            dict.fromkeys("abc", "job"), only=None, force=False, load_finished=lambda _: None
+        )
         table.add(Record("a", "ok", tiles=7, part=0.123456, seconds=1.5))
         table.add_failure("b", Failure("is damaged", "Copy it.", seconds=0.5))
-    assert [row["slide_id"] for row in read_csv(tmp_path / SUMMARY)] == ["a", "b"]  # c was not reached
-    assert read_csv(tmp_path / SUMMARY)[0]["part"] == "0.1235"
-    assert read_csv(tmp_path / FAILURES) == [{"slide_id": "b", "reason": "is damaged", "hint": "Copy it."}]
+    assert [row["slide_id"] for row in read_csv(tmp_path / SUMMARY_FILE)] == ["a", "b"]  # c was not reached
+    assert read_csv(tmp_path / SUMMARY_FILE)[0]["part"] == "0.1235"
+    assert read_csv(tmp_path / FAILURES_FILE) == [{"slide_id": "b", "reason": "is damaged", "hint": "Copy it."}]
 
     again = make_table(tmp_path)
     done = {"A": Record("a", "ok", tiles=7)}
-    todo = again.plan({"a": "A", "b": "B", "c": "C"}, only=None, force=False, load_finished=done.get)
+    todo = again.select_remaining_jobs({"a": "A", "b": "B", "c": "C"}, only=None, force=False, load_finished=done.get)
     assert todo == {"b": "B", "c": "C"}
     assert again.records == {"a": Record("a", "ok", tiles=7, seconds=1.5)}  # seconds are read from summary.csv
     assert set(
-        make_table(tmp_path).plan({"a": "A", "b": "B", "c": "C"}, only=None, force=True, load_finished=done.get)
+        make_table(tmp_path).select_remaining_jobs(
+            {"a": "A", "b": "B", "c": "C"}, only=None, force=True, load_finished=done.get
+        )
     ) == set("abc")
 
 
@@ -109,11 +113,11 @@ def test_only_selects_slides_and_keeps_records_of_others(tmp_path):
         table.add_failure("b", Failure("is damaged", "Copy it."))
     again = make_table(tmp_path)
     done = {"A": Record("a", "ok")}
-    todo = again.plan({"a": "A", "b": "B", "c": "C"}, only=["c"], force=True, load_finished=done.get)
+    todo = again.select_remaining_jobs({"a": "A", "b": "B", "c": "C"}, only=["c"], force=True, load_finished=done.get)
     assert todo == {"c": "C"}
-    assert [(each.slide_id, each.status) for each in again.ordered] == [("a", "ok"), ("b", "failed")]
+    assert [(each.slide_id, each.status) for each in again.ordered_records] == [("a", "ok"), ("b", "failed")]
     assert again.failed[0].hint == "Copy it."
-    todo = make_table(tmp_path / "new").plan(
+    todo = make_table(tmp_path / "new").select_remaining_jobs(
         {"a": "A", "b": "B", "c": "C"}, only=["c"], force=False, load_finished=lambda _: None
     )
     assert todo == {"c": "C"}
@@ -121,9 +125,9 @@ def test_only_selects_slides_and_keeps_records_of_others(tmp_path):
 
 def test_failure_instead_of_a_job_is_recorded(tmp_path):
     table = make_table(tmp_path, "ab")
-    assert table.plan({"a": Failure("no tiles"), "b": "B"}, only=None, force=False, load_finished=lambda _: None) == {
-        "b": "B"
-    }
+    assert table.select_remaining_jobs(
+        {"a": Failure("no tiles"), "b": "B"}, only=None, force=False, load_finished=lambda _: None
+    ) == {"b": "B"}
     assert [each.reason for each in table.failed] == ["no tiles"]
 
 
@@ -166,20 +170,22 @@ def test_summary_with_byte_order_mark_is_read_and_foreign_table_is_ignored(tmp_p
     table = make_table(tmp_path, "a")
     with table.save_on_exit():
         table.add(Record("a", "ok", seconds=1.5))
-    summary = tmp_path / SUMMARY
+    summary = tmp_path / SUMMARY_FILE
     summary.write_bytes(b"\xef\xbb\xbf" + summary.read_bytes())
     again = make_table(tmp_path, "a")
-    assert again.plan({"a": "A"}, only=None, force=False, load_finished=lambda _: Record("a", "ok")) == {}
+    assert (
+        again.select_remaining_jobs({"a": "A"}, only=None, force=False, load_finished=lambda _: Record("a", "ok")) == {}
+    )
     assert again.records["a"].seconds == 1.5
     summary.write_text("name;seconds\na;1\n")
-    assert make_table(tmp_path, "a").plan({"a": "A"}, only=None, force=False, load_finished=lambda _: None) == {
-        "a": "A"
-    }
+    assert make_table(tmp_path, "a").select_remaining_jobs(
+        {"a": "A"}, only=None, force=False, load_finished=lambda _: None
+    ) == {"a": "A"}
 
 
 def test_planning_writes_no_files(tmp_path, monkeypatch):
     monkeypatch.setattr(cohort_job, "_SAVE_INTERVAL_S", -1.0)
-    make_table(tmp_path).plan(
+    make_table(tmp_path).select_remaining_jobs(
         dict.fromkeys("abc", Failure("no tiles")), only=None, force=False, load_finished=lambda _: None
     )
     assert list(tmp_path.iterdir()) == []

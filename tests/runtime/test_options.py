@@ -22,7 +22,7 @@ class CopyOptions:
     mask: Annotated[Path | None, Option("Files to exclude.")] = None
     only: Annotated[tuple[str, ...], Option("Only these.")] = ()
     fractions: Annotated[tuple[float, float] | None, Option("Two fractions.")] = None
-    workers: Annotated[int | None, Option("Worker processes.", default="one per core", at_most=64)] = None
+    workers: Annotated[int | None, Option("Worker processes.", show_default="one per core", at_most=64)] = None
     seeds: Annotated[tuple[int, ...], Option("Seeds.", at_least=0)] = ()
 
     def check(self):

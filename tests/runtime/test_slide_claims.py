@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tapfm.runtime import claims as claims_module
-from tapfm.runtime.claims import _FILE as FILE
+from tapfm.runtime.claims import _CLAIMS_FILE as FILE
 from tapfm.runtime.claims import SlideClaims
 
 OTHER = """

@@ -42,7 +42,9 @@ class FakeStudy:
 
     def step(self, group, name, *needs, **more):
         log = self.folder / "logs" / f"{group}-{name}"
-        return Step(name, (name, group), log, group, files=(self.folder / f"{group} {name}",), needs=needs, **more)
+        return Step(
+            name, (name, group), log, group, output_files=(self.folder / f"{group} {name}",), needs=needs, **more
+        )
 
     def steps(self):
         return [
@@ -62,14 +64,14 @@ class FakeStudy:
         with self._lock:
             self.running.remove(step.key)
         if code == 0:
-            step.files[0].touch()
+            step.output_files[0].touch()
         return code
 
     def run(self, steps=None, done=(), **options):
         runner = StepRunner(
             self.steps() if steps is None else steps,
             self.command,
-            record=lambda results: self.recorded.append(dict(results)),
+            save_results=lambda results: self.recorded.append(dict(results)),
             display=self.display,
             **options,
         )
@@ -98,7 +100,7 @@ def test_failure_blocks_only_dependent_steps(tmp_path, jobs):
     study = FakeStudy(tmp_path, lambda step, check: 2 if step.key == "a: train" else 0)  # noqa: ARG005
     results = study.run(jobs=jobs)
     assert results["a: train"] == StepResult("failed", "it is broken")
-    assert results["a: train"].code == 2
+    assert results["a: train"].exit_code == 2
     assert results["a: evaluate"] == StepResult("not run", "needs a: train")
     assert results["b: evaluate"].state == "done"
     assert "a: evaluate" not in study.display.started
@@ -114,7 +116,9 @@ def test_failure_stops_a_chain_of_dependent_steps(tmp_path):
 
 def test_step_with_a_problem_or_an_unknown_dependency_does_not_run(tmp_path):
     study = FakeStudy(tmp_path)
-    results = study.run([study.step("a", "train", problem="lambda is 2"), study.step("b", "evaluate", "b: train")])
+    results = study.run(
+        [study.step("a", "train", config_problem="lambda is 2"), study.step("b", "evaluate", "b: train")]
+    )
     assert results["a: train"] == StepResult("failed", "lambda is 2")
     assert results["b: evaluate"] == StepResult("not run", "needs b: train")
     assert not study.started
@@ -126,11 +130,13 @@ def test_command_without_output_files_has_failed(tmp_path):
     assert "output files are missing" in study.run([step])["a: train"].reason
 
 
-def test_function_is_called_after_its_before_hook(tmp_path):
+def test_function_is_called_after_prepare(tmp_path):
     study, calls = FakeStudy(tmp_path), []
-    step = Step("f", (), tmp_path / "f.log", before=lambda: calls.append("before"), function=lambda: calls.append("f"))
+    step = Step(
+        "f", (), tmp_path / "f.log", prepare=lambda: calls.append("prepare"), function=lambda: calls.append("f")
+    )
     assert study.run([step]) == {"f": StepResult("done")}
-    assert calls == ["before", "f"]
+    assert calls == ["prepare", "f"]
 
 
 def test_error_and_ctrl_c_of_a_function_are_step_results(tmp_path):
@@ -145,10 +151,11 @@ def test_error_and_ctrl_c_of_a_function_are_step_results(tmp_path):
     results = FakeStudy(tmp_path).run(steps)
     assert results["wrong"] == StepResult("failed", "no such table")
     assert results["wrong"].error.hint == "use another table"
-    assert results["wrong"].code == 2
+    assert results["wrong"].exit_code == 2
     assert results["wrong"].seconds >= 0.02
-    assert results["interrupted"] == StepResult("not run", "stopped")
-    assert results["interrupted"].code == 130
+    assert results["interrupted"].state == "not run"
+    assert "Ctrl-C" in results["interrupted"].reason
+    assert results["interrupted"].exit_code == 130
 
 
 def test_two_jobs_run_two_steps_at_the_same_time(tmp_path):
@@ -186,7 +193,9 @@ def test_signal_is_forwarded_to_running_steps_and_no_step_is_started(tmp_path):
     with StopSignalHandler(lambda text: None) as stop:  # noqa: ARG005
         results = study.run(jobs=2, signal_number=stop.signal_number)
     assert sorted(received) == [("a: train", signal.SIGINT), ("b: train", signal.SIGINT)]
-    assert results["a: train"] == results["b: train"] == StepResult("not run", "stopped")
+    assert results["a: train"] == results["b: train"]
+    assert results["a: train"].state == "not run"
+    assert "signal" in results["a: train"].reason
     assert results["a: evaluate"] == StepResult("not run")
     assert study.started[1:] in (["a: train", "b: train"], ["b: train", "a: train"])
 
@@ -253,7 +262,7 @@ def test_step_bars_print_lines_without_a_terminal(tmp_path, monkeypatch):
     monkeypatch.setattr("tapfm.runtime.step_bars.PRINT_INTERVAL_S", -1)
     output = io.StringIO()
     steps, bars = make_bars(FakeStudy(tmp_path), output, done=["b: train", "b: evaluate"])
-    training = Step("train", (), tmp_path / "log", "a", history=tmp_path / "history.jsonl", epochs=3)
+    training = Step("train", (), tmp_path / "log", "a", history_file=tmp_path / "history.jsonl", epochs=3)
     (tmp_path / "history.jsonl").write_text("{}\n")
     with bars:
         bars.show_start(steps[0])

@@ -9,7 +9,7 @@ import pytest
 from tapfm.synthetic.cohort_plan import DIFFICULTIES, TASKS, CohortSpec, plan_cohort
 from tapfm.synthetic.cohort_plan import _sample_section as sample_section
 from tapfm.synthetic.nuclei import EPITHELIAL, MORPHOLOGIES
-from tapfm.synthetic.scanning import Artefacts, Scanner, Staining, scan_section
+from tapfm.synthetic.scanning import Artefacts, Scanner, StainingProtocol, scan_section
 from tapfm.synthetic.scanning import _render_pixels as render_pixels
 from tapfm.synthetic.section import Compartment, Focus, SectionSpec, generate_section
 from tapfm.synthetic.slide_rendering import render_slide
@@ -104,7 +104,7 @@ def test_section_looks_the_same_at_20x_and_40x(section, stains):
 
 
 def test_glass_is_bright_and_nuclei_are_dark(section, stains):
-    pixels = render_pixels(stains, Staining(), Scanner("alpha", 0.5, 20), np.random.default_rng(0))
+    pixels = render_pixels(stains, StainingProtocol(), Scanner("alpha", 0.5, 20), np.random.default_rng(0))
     grey = cv2.resize(pixels.mean(2), section.compartments.shape[::-1], interpolation=cv2.INTER_AREA)
     glass = cv2.erode((section.compartments == Compartment.GLASS).astype(np.uint8), np.ones((9, 9))).astype(bool)
     assert grey[glass].mean() > 235
@@ -114,9 +114,9 @@ def test_glass_is_bright_and_nuclei_are_dark(section, stains):
 
 def test_artefacts_are_inside_their_masks(section, stains):
     scanner, tissue = Scanner("alpha", 0.5, 20), section.tissue
-    clean = scan_section(stains, tissue, Staining(), scanner, Artefacts(), 0, "S001").pixels
-    assert not scan_section(stains, tissue, Staining(), scanner, Artefacts(), 0, "S001").fold_mask.any()
-    scan = scan_section(stains, tissue, Staining(), scanner, Artefacts(2, 90.0, "blue", 0), 0, "S001")
+    clean = scan_section(stains, tissue, StainingProtocol(), scanner, Artefacts(), 0, "S001").pixels
+    assert not scan_section(stains, tissue, StainingProtocol(), scanner, Artefacts(), 0, "S001").fold_mask.any()
+    scan = scan_section(stains, tissue, StainingProtocol(), scanner, Artefacts(2, 90.0, "blue", 0), 0, "S001")
 
     def inside(mask, pixels):
         large = cv2.resize(mask.astype(np.uint8), pixels.shape[1::-1], interpolation=cv2.INTER_NEAREST).astype(bool)
@@ -142,7 +142,10 @@ def test_focus_does_not_change_the_mean_colour():
         for foci in ((), (Focus(name, kind, 0.9),)):
             section = generate_section(replace(spec, foci=foci), 0, name)
             pixels = render_pixels(
-                render_stains(section, 0.5, 0, name), Staining(), Scanner("a", 0.5, 20), np.random.default_rng(0)
+                render_stains(section, 0.5, 0, name),
+                StainingProtocol(),
+                Scanner("a", 0.5, 20),
+                np.random.default_rng(0),
             )
             epithelium = cv2.erode((section.compartments == Compartment.EPITHELIUM).astype(np.uint8), np.ones((3, 3)))
             epithelium = cv2.resize(epithelium, pixels.shape[1::-1], interpolation=cv2.INTER_NEAREST).astype(bool)

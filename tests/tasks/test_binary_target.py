@@ -47,7 +47,7 @@ def test_missing_class_and_reason(labels, missing, reason):
 
 def test_label_counts():
     labels = [1, 0, 0, None]
-    assert KIND.count_labels(labels) == (1, 3)
+    assert KIND.count_positives(labels) == (1, 3)
     assert KIND.describe_counts(labels, "slide") == "1 positive and 2 negative slides"
     assert KIND.explain_too_few(labels, "patient", 2) == (
         "1 positive and 2 negative patients, but at least 2 of each class are required"

@@ -72,25 +72,25 @@ class Percentage:
         return f"no labelled {unit}" if self.missing_class(labels) else ""
 
     def explain_too_few(self, labels, unit, minimum):
-        known = self.count_labels(labels)[1]
+        known = self.count_positives(labels)[1]
         return f"{known} {unit}s" if known < minimum else ""
 
     def explain_missing_interval(self, labels, patients):
         return ""
 
-    def count_labels(self, labels):
+    def count_positives(self, labels):
         return None, sum(label is not None for label in labels)
 
     count_title = "labelled"
 
     def count_cell(self, labels):
-        return Cell(str(self.count_labels(labels)[1]))
+        return Cell(str(self.count_positives(labels)[1]))
 
     def describe_counts(self, labels, unit):
-        return f"{self.count_labels(labels)[1]} {unit}s"
+        return f"{self.count_positives(labels)[1]} {unit}s"
 
     def summarise_training_labels(self, labels):
-        return {"labelled": self.count_labels(labels)[1]}
+        return {"labelled": self.count_positives(labels)[1]}
 
     def restore_training_labels(self, summary):
         return [50.0] * summary["labelled"]

@@ -210,8 +210,8 @@ class _TrainingLoop:
         request = self.training_request(epoch, slide)
         try:
             bag = self.augment_bag(self.bags.read(request), request)
-            self.progress.sums.tiles_failed += len(bag.unreadable)
-            self.record_unreadable_tiles(slide, bag.unreadable)
+            self.progress.sums.tiles_failed += len(bag.unreadable_tiles)
+            self.record_unreadable_tiles(slide, bag.unreadable_tiles)
         except SlideFailed as failure:
             self.record_failure(slide, str(failure))
             if update:
@@ -287,11 +287,10 @@ class _TrainingLoop:
         for slide in self.validation:
             try:
                 encoded = self.predictor.encode_slide(self.bags, self.validation_request(slide))
-                self.record_unreadable_tiles(slide, encoded.unreadable)
+                self.record_unreadable_tiles(slide, encoded.unreadable_tiles)
                 logits = self.predictor.predict_logits(slide.slide_id, encoded)
-                predictions.append(
-                    slide.prediction(tuple(logits), tuple(logits.values()), encoded.tiles, len(encoded.unreadable))
-                )
+                skipped = len(encoded.unreadable_tiles)
+                predictions.append(slide.prediction(tuple(logits), tuple(logits.values()), encoded.tiles, skipped))
             except SlideFailed as failure:
                 self.record_failure(slide, str(failure))
             self.timer.add_to(self.progress.sums)

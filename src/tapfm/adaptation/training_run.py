@@ -28,7 +28,7 @@ from tapfm.inference.slide_bags import make_bags
 from tapfm.results.figure_drawing import write_png
 from tapfm.runs.curves import build_training_figure
 from tapfm.runs.data import RunData, list_labelled_slides
-from tapfm.runs.folder import RunFolder, describe_environment
+from tapfm.runs.folder import RunFolder, collect_environment
 from tapfm.runs.run_progress import RunProgress
 from tapfm.runs.summary import write_summary
 from tapfm.runtime.devices import choose_device
@@ -75,7 +75,7 @@ def run_training(
             run_folder.check_disk_space(learner)
         tiles = data.slides[0].tiles
         tiling = None if tiles is None else tiles.tiling_settings
-        environment = describe_environment(device, weights_sha256, _describe_feature_source(data), tiling)
+        environment = collect_environment(device, weights_sha256, _describe_feature_source(data), tiling)
         if run_folder.has_run:
             run_folder.add_environment(environment)
         else:
@@ -126,9 +126,9 @@ def run_training(
 
 def _keep_saved_moments(run_folder: RunFolder, config: RunConfig) -> RunConfig:
     """If `optimiser.moments` is auto, use the moment format of the checkpoint: the free memory may differ now."""
-    if config.optimiser.moments != "auto" or not run_folder.last.exists():
+    if config.optimiser.moments != "auto" or not run_folder.last_checkpoint.exists():
         return config
-    moments = run_folder.saved_moment_format()
+    moments = run_folder.read_moment_format()
     return config.model_copy(update={"optimiser": config.optimiser.model_copy(update={"moments": moments})})
 
 
@@ -151,7 +151,7 @@ def _check_run_folder(run_folder: RunFolder, config: RunConfig, data: RunData, *
         )
         return
     if not resume:
-        finished = run_folder.last.exists() and run_folder.finished()
+        finished = run_folder.last_checkpoint.exists() and run_folder.is_training_finished()
         export_hint = f"To export it: {_export_command(run_folder.folder)}"
         resume_hint = f"To resume it: {_resume_command(run_folder.folder)}"
         raise RunError(
@@ -184,7 +184,7 @@ def _predict_held_out(
     """Predict with the best weights and all tiles. Write predictions, tables and the summary."""
     _draw_curves(run_folder, config, progress)
     best = run_folder.load_best(learner)
-    digest = file_sha256(run_folder.best)
+    digest = file_sha256(run_folder.best_checkpoint)
     learner.model.train(False)
     predictor = Predictor.for_training(learner.model, on_retry=console.print)
     result: dict[str, AucScores] = {}
@@ -242,10 +242,9 @@ def _print_start(config: RunConfig, data: RunData, device: torch.device, learner
         f"{', '.join(data.targets)} from {counts} slides; {config.adaptation.method} with {config.aggregator.name}, "
         f"{config.encoder.name}; {trainable / 1e6:,.2f} M trainable parameters on {device} in {precision}."
     ]
-    if data.without_label:
-        lines.append(
-            f"{format_count(len(data.without_label), 'slide')} without a label for these targets will not be used."
-        )
+    if data.slides_without_label:
+        count = format_count(len(data.slides_without_label), "slide")
+        lines.append(f"{count} without a label for these targets will not be used.")
     if data.failed:
         lines.append(f"{format_count(len(data.failed), 'slide')} without tiles will not be used, see failures.csv.")
     if not data.slides_in(VALIDATION):

@@ -17,7 +17,7 @@ from tapfm.encoders.features import read_hdf5, read_pt
 from tapfm.evaluation.model_evaluation import BaselinePredictions
 from tapfm.evaluation.predictions import Prediction
 from tapfm.runs.data import RunSlide
-from tapfm.runs.evaluation_data import EvaluatedSlides, attach_inputs, read_run_slides
+from tapfm.runs.evaluation_data import EvaluationSlides, attach_inputs, read_run_slides
 from tapfm.runs.model_folder import ModelFolder
 from tapfm.runtime.messages import format_count
 from tapfm.tasks.target import BASELINE, LinearFit, TargetKinds
@@ -40,14 +40,14 @@ class BaselineSlides:
         return [*self.training, *self.validation, *self.evaluated]
 
 
-def find_baseline_slides(model_folder: ModelFolder, data: EvaluatedSlides) -> BaselineSlides:
+def find_baseline_slides(model_folder: ModelFolder, data: EvaluationSlides) -> BaselineSlides:
     """Return the slides of the baseline. For an ensemble, the training slides are those of all of its members."""
     run_slides: dict[str, RunSlide] = {}
     for member in model_folder.members:
         for slide in read_run_slides(member):
             if slide.row.slide_id not in run_slides or slide.split == TRAIN:
                 run_slides[slide.row.slide_id] = slide
-    evaluated = tuple(attach_inputs(slide, data.tiles, None) for slide in data.slides)
+    evaluated = tuple(attach_inputs(slide, data.tiles_folder, None) for slide in data.slides)
     training = tuple(slide for slide in run_slides.values() if slide.split == TRAIN)
     validation = tuple(slide for slide in run_slides.values() if slide.split == VALIDATION)
     if not any(member.config is not None for member in model_folder.members):

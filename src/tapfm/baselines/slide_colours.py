@@ -57,8 +57,8 @@ def read_colours(
 def colours_key(slide: RunSlide) -> str:
     """Return a fingerprint of everything that the colours of a slide depend on."""
     assert slide.tiles is not None
-    # files_digest: another cohort may have a slide with the same id
-    inputs = (slide.row.slide_id, slide.files_digest, slide.tiles.content_digest, _TILES)
+    # slide_files_digest: another cohort may have a slide with the same id
+    inputs = (slide.row.slide_id, slide.slide_files_digest, slide.tiles.content_digest, _TILES)
     return fingerprint(*inputs, COLOURS_VERSION, FEATURES_VERSION)[:16]
 
 

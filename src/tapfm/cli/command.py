@@ -82,7 +82,7 @@ def _make_parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
             format_flag(field.name, declared),
             metavar=declared.metavar,
             help=declared.help,
-            show_default=True if declared.default is None else declared.default,
+            show_default=True if declared.show_default is None else declared.show_default,
         )
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]

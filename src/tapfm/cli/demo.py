@@ -15,7 +15,7 @@ from tapfm.cli.command import command
 from tapfm.cli.console import print_line, stderr_console, stdout_console
 from tapfm.demo.sizes import COHORT_NOTE, TARGET, DemoSize
 from tapfm.runtime.messages import format_command
-from tapfm.runtime.steps import STOPPED_CODE
+from tapfm.runtime.steps import INTERRUPTED_EXIT_CODE
 from tapfm.workflows import demo as workflow
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def demo(options: workflow.DemoOptions, context: typer.Context) -> None:
         try:
             return root.main(list(arguments), prog_name="tapfm", standalone_mode=False) or 0
         except typer.Abort:  # Ctrl-C while the command starts or ends
-            return STOPPED_CODE
+            return INTERRUPTED_EXIT_CODE
 
     _print_results(options.size, workflow.demo(options, console, run_command), stdout_console())
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tapfm.cli.command import command
 from tapfm.cli.console import print_failures, print_line, stderr_console, stdout_console
-from tapfm.runtime.cohort_job import FAILURES, RESUME_HINT, SUMMARY
+from tapfm.runtime.cohort_job import FAILURES_FILE, RESUME_HINT, SUMMARY_FILE
 from tapfm.runtime.messages import format_count
 from tapfm.workflows import embed as workflow
 
@@ -49,7 +49,7 @@ def _print_result(result: workflow.EmbedResult, console: Console) -> None:
     tiles = sum(record.tiles for record in table.finished)
     print_line(
         console,
-        f"Encoded {len(table.finished):,} of {len(table.ordered):,} slides with {result.encoder} in "
+        f"Encoded {len(table.finished):,} of {len(table.ordered_records):,} slides with {result.encoder} in "
         f"{result.precision}: {tiles:,} tiles, feature size {result.feature_size:,}.",
     )
     incomplete = [record for record in table.finished if record.tiles_failed]
@@ -58,10 +58,10 @@ def _print_result(result: workflow.EmbedResult, console: Console) -> None:
         print_line(
             console,
             f"{format_count(missing, 'tile')} of {format_count(len(incomplete), 'slide')} could not be read; "
-            f"see the column tiles_failed of {table.folder / SUMMARY}",
+            f"see the column tiles_failed of {table.folder / SUMMARY_FILE}",
             "yellow",
         )
-    print_failures(console, [(each.slide_id, each.hint) for each in table.failed], table.folder / FAILURES)
+    print_failures(console, [(each.slide_id, each.hint) for each in table.failed], table.folder / FAILURES_FILE)
     if table.finished:
         fixed = f"--set adaptation.method=fixed --set tiles.features={shlex.quote(str(table.folder))}"
         print_line(console, f"Next: tapfm train RUN.toml --out runs/fixed {fixed}")

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tapfm.cli.command import command
 from tapfm.cli.console import print_failures, print_line, stderr_console, stdout_console
-from tapfm.runtime.cohort_job import FAILURES, RESUME_HINT, SUMMARY
+from tapfm.runtime.cohort_job import FAILURES_FILE, RESUME_HINT, SUMMARY_FILE
 from tapfm.runtime.messages import format_count
 from tapfm.workflows import tile as workflow
 
@@ -54,20 +54,22 @@ def tile(options: workflow.TileOptions) -> None:
 def _print_result(table: SlideTable[TileRecord], console: Console) -> None:
     from tapfm.tiles.cohort_tiling import find_unrelated_tile_files
 
-    tiles = sum(record.tiles for record in table.ordered)
-    print_line(console, f"Tiled {len(table.finished):,} of {len(table.ordered):,} slides: {tiles:,} tiles.")
+    tiles = sum(record.tiles for record in table.ordered_records)
+    print_line(console, f"Tiled {len(table.finished):,} of {len(table.ordered_records):,} slides: {tiles:,} tiles.")
     if others := find_unrelated_tile_files(table):
         print_line(
             console,
             f"{table.folder / 'patches'} also contains {format_count(len(others), 'file')} of slides that are not in "
             f"this cohort, such as {others[0]}",
         )
-    warned = [record for record in table.ordered if record.warnings]
+    warned = [record for record in table.ordered_records if record.warnings]
     for record in warned[:_MAX_WARNINGS]:
         print_line(console, f"warning {record.slide_id}: {record.warnings}", "yellow")
     if len(warned) > _MAX_WARNINGS:
         print_line(
-            console, f"... and {len(warned) - _MAX_WARNINGS:,} more warnings, in {table.folder / SUMMARY}", "yellow"
+            console,
+            f"... and {len(warned) - _MAX_WARNINGS:,} more warnings, in {table.folder / SUMMARY_FILE}",
+            "yellow",
         )
-    print_failures(console, [(each.slide_id, each.hint) for each in table.failed], table.folder / FAILURES)
+    print_failures(console, [(each.slide_id, each.hint) for each in table.failed], table.folder / FAILURES_FILE)
     print_line(console, f"Check the overlays: {table.folder / 'index.html'}")

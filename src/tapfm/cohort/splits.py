@@ -142,7 +142,7 @@ class Patient:
         return (*self.classes, *resolutions, ("slides", str((self.slide_count - 1).bit_length())))
 
     @property
-    def counts(self) -> dict[Category, int]:
+    def added_counts(self) -> dict[Category, int]:
         """What this patient adds to the counts of a split: 1 for each category, and the number of slides."""
         return dict.fromkeys(self.categories, 1) | {_ALL_SLIDES: self.slide_count}
 
@@ -263,10 +263,10 @@ def _assign_remaining(unassigned: dict[str, Patient], parts: Sequence[list[Patie
     part_counts = [Counter[Category]() for _ in parts]
     for counter, part in zip(part_counts, parts, strict=True):
         for patient in part:
-            counter.update(patient.counts)
+            counter.update(patient.added_counts)
     totals = sum(part_counts, Counter[Category]())
     for patient in unassigned.values():
-        totals.update(patient.counts)
+        totals.update(patient.added_counts)
     total = sum(sizes)
     while unassigned:
         remaining = Counter(category for patient in unassigned.values() for category in patient.categories)
@@ -282,4 +282,4 @@ def _assign_remaining(unassigned: dict[str, Patient], parts: Sequence[list[Patie
             }
             chosen = max(shortfalls, key=lambda index: shortfalls[index])
             parts[chosen].append(unassigned.pop(patient.patient_id))
-            part_counts[chosen].update(patient.counts)
+            part_counts[chosen].update(patient.added_counts)

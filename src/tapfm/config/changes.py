@@ -1,4 +1,4 @@
-"""Compare two configurations of a run."""
+"""Compare the saved configuration of a run with a new one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tapfm.config.loading import PATH_SETTINGS
 _MEMORY_SETTINGS = (("adaptation", "chunk"), ("adaptation", "recompute"))  # may change after running out of memory
 
 
-def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Describe each setting that differs. Paths, [machine] and memory settings may change and are ignored."""
+def describe_changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Describe each setting that differs. Ignored, because they may change: paths, [machine] and memory settings."""
     old, new = _flatten(before), _flatten(now)
     lines = []
     for name in dict.fromkeys([*old, *new]):
@@ -23,7 +23,7 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
 
 
 def _flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return all settings by their dotted names."""
+    """Return all values by dotted name, such as "adaptation.lambda"."""
     values: dict[str, Any] = {}
     for name, value in tables.items():
         if isinstance(value, Mapping):

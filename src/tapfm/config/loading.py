@@ -13,13 +13,14 @@ from pydantic import ValidationError
 
 from tapfm.aggregators.catalog import AGGREGATORS
 from tapfm.config.problems import SettingPath, describe_invalid_values, find_problems
-from tapfm.config.recipes import Method, Recipe, recipe_settings
+from tapfm.config.recipes import Method, Recipe, build_recipe_settings
 from tapfm.config.settings import RunConfig, SettingsModel
 from tapfm.encoders.card import EncoderCard
 from tapfm.encoders.catalog import find_encoder_card
 from tapfm.errors import InputError, SettingError
 from tapfm.runtime.messages import format_command
 
+# section and key of the settings that are paths
 PATH_SETTINGS = (
     ("cohort", "table"),
     ("cohort", "slides"),
@@ -27,13 +28,13 @@ PATH_SETTINGS = (
     ("tiles", "features"),
     ("encoder", "weights"),
 )
-_DEFAULT_ENCODER = "uni"
+_FALLBACK_ENCODER = "uni"  # its defaults are used to validate the other settings if encoder.name is not valid
 
 
 def load_config(file: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read RUN.toml and apply `--set` overrides.
 
-    Paths in the file are relative to the file, paths in overrides are relative to the current folder.
+    Paths in the file are relative to the folder of the file, paths in overrides are relative to the current folder.
     """
     tables = read_toml(file, create_command=format_command("config", "--out", file))
     resolve_paths(tables, file.parent)
@@ -44,7 +45,7 @@ def load_config(file: Path, overrides: Sequence[str] = ()) -> RunConfig:
 def read_toml(file: Path, create_command: str) -> dict[str, Any]:
     """Read a TOML file. Raises InputError if that fails.
 
-    create_command: suggested if the file does not exist.
+    create_command: the command that creates such a file, for the hint if it does not exist.
     """
     try:
         return tomllib.loads(file.read_text(encoding="utf-8-sig"))
@@ -68,42 +69,45 @@ def override_settings(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 
 
 def _apply_overrides(tables: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Apply `--set` overrides to tables in place. Paths in them are relative to the current folder."""
-    overriding: dict[str, Any] = {}
+    """Apply `--set` overrides to tables in place. Paths in overrides are relative to the current folder."""
+    override_tables: dict[str, Any] = {}
     for override in overrides:
-        _add_override(overriding, override)
-    resolve_paths(overriding, Path())
-    merge_tables(tables, overriding)
+        _add_override(override_tables, override)
+    resolve_paths(override_tables, Path())
+    merge_tables(tables, override_tables)
 
 
-def resolve_config(tables: Mapping[str, Any], where: str = "The configuration") -> RunConfig:
-    """Add the defaults of the recipe and validate all settings. Raises SettingError with all problems."""
+def resolve_config(tables: Mapping[str, Any], source: str = "The configuration") -> RunConfig:
+    """Add the defaults of the recipe and validate all settings. Raises SettingError with all problems.
+
+    source: name of the configuration in the error message.
+    """
     problems = _find_non_tables(tables)
     if not problems:
         card, problems = _find_encoder(tables)
-        filled = _add_defaults(tables, card)
-        if not problems and isinstance(filled.get("encoder", {}).get("name"), str):
-            merge_tables(filled, {"encoder": {"name": card.key}})  # the canonical spelling
+        completed = _add_defaults(tables, card)
+        if not problems and isinstance(completed.get("encoder", {}).get("name"), str):
+            merge_tables(completed, {"encoder": {"name": card.key}})  # the canonical spelling
         try:
             # Strict JSON validation: "5" is not a number and 1 is not true, but strings become paths, lists tuples.
-            config = RunConfig.model_validate_json(json.dumps(filled, default=str), strict=True)
+            config = RunConfig.model_validate_json(json.dumps(completed, default=str), strict=True)
         except ValidationError as error:
             problems += describe_invalid_values(error, list(list_settings()))
         else:
             problems += find_problems(config)
             if not problems:
                 return config
-    raise make_problems_error(where, problems, hint="To see all settings with descriptions: tapfm config")
+    raise make_problems_error(source, problems, hint="To see all settings with descriptions: tapfm config")
 
 
-def make_problems_error(where: str, problems: Sequence[str], hint: str) -> SettingError:
+def make_problems_error(source: str, problems: Sequence[str], hint: str) -> SettingError:
     """Return an error that lists all problems of a configuration."""
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-    return SettingError(f"{where} has {count}:\n  " + "\n  ".join(problems), hint=hint)
+    return SettingError(f"{source} has {count}:\n  " + "\n  ".join(problems), hint=hint)
 
 
 def list_settings() -> Iterator[SettingPath]:
-    """Yield the paths of all sections and settings of RUN.toml."""
+    """Yield the key path of each section and setting that RUN.toml can have, such as ("cohort", "table")."""
     for section, field in RunConfig.model_fields.items():
         yield (section,)
         if isinstance(field.annotation, type) and issubclass(field.annotation, SettingsModel):
@@ -111,8 +115,8 @@ def list_settings() -> Iterator[SettingPath]:
 
 
 def _find_non_tables(tables: Mapping[str, Any]) -> list[str]:
-    """Return a problem for each section that is not a table."""
-    keys: dict[str, list[str]] = {}
+    """Return a problem for each section that is not a table, such as `head = 3`."""
+    keys: dict[str, list[str]] = {}  # of each section; empty for a top-level setting
     for section, *key in list_settings():
         keys.setdefault(section, []).extend(key)
     return [
@@ -123,30 +127,30 @@ def _find_non_tables(tables: Mapping[str, Any]) -> list[str]:
 
 
 def _find_encoder(tables: Mapping[str, Any]) -> tuple[EncoderCard, list[str]]:
-    """Return the card of the encoder, or that of the default encoder and a problem if the name is unknown."""
+    """Return the card of the encoder, or that of the fallback encoder and a problem if the name is unknown."""
     name = tables.get("encoder", {}).get("name")
     try:
-        return find_encoder_card(name if isinstance(name, str) else _DEFAULT_ENCODER), []
+        return find_encoder_card(name if isinstance(name, str) else _FALLBACK_ENCODER), []
     except InputError as error:
-        return find_encoder_card(_DEFAULT_ENCODER), [f"encoder.name: {error.message} {error.hint}"]
+        return find_encoder_card(_FALLBACK_ENCODER), [f"encoder.name: {error.message} {error.hint}"]
 
 
 def _add_defaults(tables: Mapping[str, Any], card: EncoderCard) -> dict[str, Any]:
-    """Merge the given settings into the defaults of their recipe. Invalid values are reported by later validation."""
+    """Return the given settings, and the defaults of the recipe for all others. Does not validate the values."""
     recipe: Any = tables.get("recipe")
     method: Any = tables.get("adaptation", {}).get("method")
     epochs: Any = tables.get("schedule", {}).get("epochs")
-    filled: dict[str, Any] = recipe_settings(
+    completed: dict[str, Any] = build_recipe_settings(
         recipe if recipe in get_args(Recipe) else "paper",
         card,
         method if method in get_args(Method) else "tapfm",
         epochs if type(epochs) is int and epochs > 0 else None,
     )
-    aggregator = tables.get("aggregator", {}).get("name", filled["aggregator"]["name"])
+    aggregator = tables.get("aggregator", {}).get("name", completed["aggregator"]["name"])
     if isinstance(aggregator, str) and aggregator in AGGREGATORS:
-        filled["aggregator"]["options"] = AGGREGATORS[aggregator].complete_options({})
-    merge_tables(filled, tables)
-    return filled
+        completed["aggregator"]["options"] = AGGREGATORS[aggregator].complete_options({})
+    merge_tables(completed, tables)
+    return completed
 
 
 def _add_override(tables: dict[str, Any], override: str) -> None:
@@ -167,7 +171,7 @@ def _add_override(tables: dict[str, Any], override: str) -> None:
 
 
 def merge_tables(base: dict[str, Any], overriding: Mapping[str, Any]) -> None:
-    """Merge nested tables into `base` in place. Values of `overriding` take precedence."""
+    """Merge the nested tables `overriding` into `base` in place. Values of `overriding` take precedence."""
     for name, value in overriding.items():
         if isinstance(value, Mapping) and isinstance(base.get(name), Mapping):
             base[name] = dict(base[name])
@@ -177,7 +181,10 @@ def merge_tables(base: dict[str, Any], overriding: Mapping[str, Any]) -> None:
 
 
 def resolve_paths(tables: dict[str, Any], base: Path, settings: Iterable[tuple[str, str]] = PATH_SETTINGS) -> None:
-    """Make paths absolute in place, so that a run can be resumed from any folder."""
+    """Make paths absolute in place, so that a run can be resumed from any folder.
+
+    base: folder of relative paths. settings: section and key of each path.
+    """
     for section, key in settings:
         table = tables.get(section)
         if isinstance(table, dict) and isinstance(table.get(key), str):

@@ -15,12 +15,15 @@ from tapfm.errors import InputError
 if TYPE_CHECKING:
     from tapfm.config.settings import RunConfig
 
-SettingPath = tuple[str, ...]  # ("seed",), ("cohort",), ("cohort", "table")
+SettingPath = tuple[str, ...]  # key path of a setting or section: ("seed",), ("cohort",), ("cohort", "table")
 
 
 def describe_invalid_values(error: ValidationError, settings: Sequence[SettingPath]) -> list[str]:
-    """Describe each setting that is unknown, missing or invalid."""
-    problems: dict[str, list[str]] = {}  # several if a setting can have several types
+    """Describe each setting that is unknown, not set or invalid.
+
+    settings: the valid settings, to suggest one instead of an unknown setting.
+    """
+    problems: dict[str, list[str]] = {}  # by setting; several messages if it can have several types
     values: dict[str, str] = {}
     for each in error.errors():
         path = tuple(map(str, each["loc"][:2]))  # the rest is an index in a list, or one of several types
@@ -28,7 +31,7 @@ def describe_invalid_values(error: ValidationError, settings: Sequence[SettingPa
         if each["type"] == "extra_forbidden":
             message = f"unknown setting{suggest_setting(path, settings)}"
         elif each["type"] == "missing" and len(each["loc"]) <= 2:
-            message = "is missing"
+            message = "is not set"
         elif each["type"] == "json_invalid":
             name, message = "a name", "is not valid UTF-8 and cannot be written to a file"
         else:
@@ -42,7 +45,7 @@ def describe_invalid_values(error: ValidationError, settings: Sequence[SettingPa
 
 
 def suggest_setting(path: SettingPath, settings: Sequence[SettingPath]) -> str:
-    """Return "; did you mean ...?" with the same key in another section, or else with the most similar key."""
+    """Return "; did you mean ...?" with the same key in another section, else with the most similar key, else ""."""
     *section, key = path
     siblings = [setting for setting in settings if list(setting[:-1]) == section]
     suggested = [setting for setting in settings if setting[-1] == key]
@@ -53,15 +56,18 @@ def suggest_setting(path: SettingPath, settings: Sequence[SettingPath]) -> str:
 
 
 def find_problems(config: RunConfig) -> Iterator[str]:
-    """Yield problems that type checks do not find: unknown names, and settings that contradict each other."""
+    """Yield the problems of a RUN.toml with valid types: unknown names, and settings that contradict each other."""
     method, optimiser, schedule = config.adaptation.method, config.optimiser, config.schedule
     yield from _find_aggregator_problems(config)
     if method != "tapfm" and config.adaptation.lambda_ != 0:
-        yield f"adaptation.lambda: must be 0 with method {method}; got {config.adaptation.lambda_:g}"
+        yield (
+            f"adaptation.lambda: must be 0 with method {method}, which has no attention loss; "
+            f"got {config.adaptation.lambda_:g}"
+        )
     if method == "fixed" and config.tiles.features is None:
-        yield "tiles.features: is missing; method fixed needs the output folder of `tapfm embed`"
+        yield "tiles.features: is not set; method fixed needs the output folder of `tapfm embed`"
     if method != "fixed" and config.tiles.folder is None:
-        yield f"tiles.folder: is missing; method {method} needs the output folder of `tapfm tile`"
+        yield f"tiles.folder: is not set; method {method} needs the output folder of `tapfm tile`"
     for setting, value, required in (
         ("adaptation.backward_tiles", config.adaptation.backward_tiles, 0),
         ("optimiser.moments", optimiser.moments, "auto"),

@@ -10,17 +10,21 @@ Recipe = Literal["paper", "reference"]
 Method = Literal["tapfm", "finetune", "fixed"]
 Settings = dict[str, dict[str, Any]]
 
-# The paper samples 300 tiles with UNI, 100 with GigaPath and 75 with H-optimus-0, which is what fits its GPU. Other
-# encoders use the number of the next more expensive of these three, or 75 if they cost more than all of them.
+# (maximum GFLOP per tile, tiles per slide). The paper samples as many tiles per slide as fit on its GPU: 300 with UNI
+# (ViT-L), 100 with GigaPath and 75 with H-optimus-0 (both ViT-g). Other encoders get the number of tiles for
+# their cost: 165 is the most that a ViT-L of the catalogue needs, 460 is just above GigaPath.
 _TILES_BY_GFLOPS = ((165.0, 300), (460.0, 100), (float("inf"), 75))
 
 # The paper's learning rates are for encoders with 300 million parameters or more, trained on thousands of slides. The
-# small encoders packaged with tapfm, for tens of synthetic slides, need larger ones.
+# small encoders packaged with tapfm, for tens of synthetic slides, need larger learning rates.
 _PACKAGED_ENCODER_RATES = {"encoder_lr": 1e-4, "aggregator_lr": 1e-3}
 
 
-def recipe_settings(recipe: Recipe, card: EncoderCard, method: Method, epochs: int | None = None) -> Settings:
-    """Return the settings of a recipe for an encoder, a method and, if given, a number of epochs."""
+def build_recipe_settings(recipe: Recipe, card: EncoderCard, method: Method, epochs: int | None = None) -> Settings:
+    """Return the default settings of a recipe. They depend on the encoder, the method and the number of epochs.
+
+    epochs: None for the default of the method.
+    """
     settings = _paper_settings(card, method)
     if recipe == "reference":
         for section, values in _reference_code_settings(epochs or settings["schedule"]["epochs"]).items():
@@ -31,7 +35,7 @@ def recipe_settings(recipe: Recipe, card: EncoderCard, method: Method, epochs: i
 
 
 def _paper_settings(card: EncoderCard, method: Method) -> Settings:
-    """Return the settings of the paper's protocol."""
+    """Return the default settings of the recipe `paper`."""
     return {
         "aggregator": {"name": "cls-attention" if method == "tapfm" else "abmil"},
         "task": {"weighting": "balanced"},
@@ -56,7 +60,7 @@ def _paper_settings(card: EncoderCard, method: Method) -> Settings:
 
 
 def _reference_code_settings(epochs: int) -> Settings:
-    """Return the settings of the authors' scripts that differ from the paper."""
+    """Return the default settings of the recipe `reference` that differ from those of `paper`."""
     return {
         "task": {"weighting": "reference"},
         "head": {"layer_norm": True, "label_smoothing": 0.1},
@@ -68,7 +72,7 @@ def _reference_code_settings(epochs: int) -> Settings:
 
 
 def _tiles_per_slide(card: EncoderCard) -> int:
-    """Return the number of sampled tiles per slide, which depends on the cost of a tile in GFLOP."""
-    # estimate: about 200 tokens, 2 FLOP per parameter and token
+    """Return the number of tiles to sample from a slide, which depends on the GFLOP per tile of the encoder."""
+    # estimate if unknown: about 200 tokens per tile, 2 FLOP per parameter and token
     cost = card.gflops if card.gflops is not None else card.parameters * 400 / 1e9
     return next(tiles for limit, tiles in _TILES_BY_GFLOPS if cost <= limit)

@@ -1,4 +1,7 @@
-"""The settings of RUN.toml. Their descriptions are the comments of `tapfm config` and the text of the reference."""
+"""The settings of RUN.toml.
+
+`tapfm config` writes the description of a setting as a comment, and docs/reference/configuration.md lists it.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from tapfm.config.recipes import Method, Recipe
 
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]  # from 0 to 1
+Count = Annotated[int, Field(ge=1)]  # at least 1
 
 
 class SettingsModel(BaseModel):
@@ -27,12 +30,16 @@ def setting(description: str, **arguments: Any) -> Any:
 
 
 class CohortSection(SettingsModel):
-    """The slides."""
+    """The slides and their labels."""
 
     table: Path = setting("cohort table with slides, patients, labels and splits; `tapfm split` adds the splits")
-    slides: Path | None = setting("folder of the slides, for tables without paths", default=None, examples=["slides"])
+    slides: Path | None = setting(
+        "folder of the slide files, if the table has no paths or the files were moved",
+        default=None,
+        examples=["slides"],
+    )
     fold: int | None = setting(
-        "use the column fold_N of the table instead of the column split", default=None, ge=0, examples=[0]
+        "N: use the column fold_N of the table instead of the column split", default=None, ge=0, examples=[0]
     )
 
 
@@ -48,7 +55,7 @@ class TilesSection(SettingsModel):
 class EncoderSection(SettingsModel):
     """The foundation model."""
 
-    name: str = setting("one of `tapfm encoders`, or timm:<architecture>")
+    name: str = setting("a name from `tapfm encoders`, or timm:<architecture>")
     weights: Path | None = setting(
         "weights file or folder; by default from the Hugging Face cache, else downloaded",
         default=None,
@@ -57,7 +64,7 @@ class EncoderSection(SettingsModel):
 
 
 class AggregatorSection(SettingsModel):
-    """The aggregator, from tile features to a slide prediction."""
+    """The aggregator, which computes a slide prediction from tile features."""
 
     name: str = setting(
         "cls-attention (the paper's), cls-gated, abmil, dsmil, clam, varmil, mean, max, or torchmil:<Model>"
@@ -68,44 +75,58 @@ class AggregatorSection(SettingsModel):
 class TaskSection(SettingsModel):
     """The targets to predict."""
 
-    targets: list[str] = setting("label columns of the cohort table; several make a multi-label task", min_length=1)
+    targets: list[str] = setting("label columns of the cohort table; one model predicts all of them", min_length=1)
     weighting: Literal["balanced", "reference"] = setting(
-        "class weights from the training split: balanced (the paper's) or reference"
+        "class weights from the training labels: balanced (the paper's) or reference (the authors' scripts)"
     )
 
 
 class AdaptationSection(SettingsModel):
-    """The training step."""
+    """The training method and its losses, tiles and memory use."""
 
     method: Method = setting(
-        "tapfm, finetune (lambda 0, any aggregator), or fixed (frozen encoder, stored features)", default="tapfm"
+        "tapfm, finetune (no attention loss; any aggregator), or fixed (frozen encoder, stored features)",
+        default="tapfm",
     )
     scope: str = setting(
         'trainable part of the encoder: "full", "last:4" (last 4 blocks) or "lora:16" (LoRA of rank 16)', default="full"
     )
-    lambda_: NotNegative = setting("weight of the attention loss", alias="lambda")
-    beta: NotNegative = setting("weight of the cosine loss; 0: not used")
-    cosine: Literal["paper", "descending"] = setting(
-        "form of the cosine loss: paper (1 - cos, as published) or descending (1 + cos)", default="paper"
+    lambda_: NotNegative = setting(
+        "weight of the attention loss, which trains the encoder's CLS attention; only method tapfm has it",
+        alias="lambda",
     )
-    tau: Positive = setting("temperature of the tile weights")
+    beta: NotNegative = setting(
+        "weight of the cosine loss, on the cosine between tile features and their gradients; 0: not used"
+    )
+    cosine: Literal["paper", "descending"] = setting(
+        "formula of the cosine loss: paper (1 - cos, as published) or descending (1 + cos)", default="paper"
+    )
+    tau: Positive = setting(
+        "temperature of the softmax over tiles that turns CLS attention into tile weights; larger: more uniform"
+    )
     bag_gradient: Literal["before", "after", "joint"] = setting(
         "when the encoder's gradient is computed: before or after the aggregator's update; joint: the encoder is "
         "updated first (the paper argues against it)",
         default="before",
     )
-    tiles_per_slide: Count | Literal["all"] = setting("tiles sampled from each slide, again in every epoch")
+    tiles_per_slide: Count | Literal["all"] = setting(
+        "tiles sampled from each training slide; a new sample in every epoch"
+    )
     backward_tiles: Annotated[int, Field(ge=0)] = setting(
-        "backpropagate through a random subset of this many sampled tiles, reweighted; 0: all", default=0
+        "backpropagate through a random subset of this many sampled tiles, weighted so that the expected gradient "
+        "stays the same; 0: all tiles",
+        default=0,
     )
     precision: Literal["auto", "float32", "bfloat16", "float16"] = setting(
-        "auto: bfloat16 if the GPU supports it, else float16; float32 without a GPU", default="auto"
+        "compute dtype of the encoder; auto: bfloat16 if the GPU supports it, else float16; float32 without a GPU",
+        default="auto",
     )
     chunk: Count | Literal["auto", "all"] = setting(
-        "tiles encoded at the same time; only affects memory and speed", default="auto"
+        "tiles encoded at the same time; only affects memory and speed; auto: chosen by the memory plan", default="auto"
     )
     recompute: Literal["auto", "nothing", "pointwise", "mlp", "block"] = setting(
-        "activation checkpointing: what the backward pass recomputes to save memory; auto: see `tapfm plan`",
+        "activation checkpointing: what the backward pass recomputes to save memory; auto: chosen by the memory plan, "
+        "which `tapfm plan` shows",
         default="auto",
     )
 
@@ -120,13 +141,13 @@ class HeadSection(SettingsModel):
 
 
 class OptimiserSection(SettingsModel):
-    """The two AdamW optimisers, of encoder and aggregator."""
+    """The two AdamW optimisers, one of the encoder and one of the aggregator."""
 
     encoder_lr: NotNegative = setting("learning rate of the encoder")
     aggregator_lr: NotNegative = setting("learning rate of the aggregator")
     weight_decay: NotNegative = setting("weight decay of both optimisers")
-    decay_all: bool = setting("also decay biases and normalisation layers")
-    clip_norm: NotNegative = setting("maximum gradient norm; 0: no clipping", default=0.0)
+    decay_all: bool = setting("apply weight decay to biases and normalisation layers as well")
+    clip_norm: NotNegative = setting("maximum gradient norm of each optimiser; 0: no clipping", default=0.0)
     slides_per_step: Count = setting("slides per optimiser step (gradient accumulation)", default=1)
     moments: Literal["auto", "float32", "bfloat16", "int8"] = setting(
         "dtype of the AdamW moments of the encoder; auto: float32 if it fits in GPU memory", default="auto"
@@ -137,8 +158,8 @@ class ScheduleSection(SettingsModel):
     """The learning rate schedule: cosine annealing with warm restarts, per epoch."""
 
     epochs: Count = setting("passes over the training slides")
-    first_cycle: Count = setting("epochs until the first restart")
-    cycle_factor: Count = setting("each cycle is this many times as long as the previous one")
+    first_cycle: Count = setting("epochs until the first restart of the learning rates")
+    cycle_factor: Count = setting("each cycle between restarts is this many times as long as the previous one")
     encoder_lr_min: NotNegative = setting("minimum learning rate of the encoder")
     aggregator_lr_min: NotNegative = setting("minimum learning rate of the aggregator")
 
@@ -150,26 +171,28 @@ class AugmentationSection(SettingsModel):
     rotate_90: bool = setting("rotate by 0, 90, 180 or 270 degrees at random")
     blur: Fraction = setting("probability of a Gaussian blur")
     blur_radius: tuple[Positive, Positive] = setting("minimum and maximum blur radius in pixels")
-    stain_jitter: NotNegative = setting("strength of random stain variation; 0: none", default=0.0)
+    stain_jitter: NotNegative = setting(
+        "maximum relative change of the amount of each stain, at random; 0: none", default=0.0
+    )
 
 
 class SelectionSection(SettingsModel):
-    """The selection of the best epoch."""
+    """The selection of the best epoch, by the validation AUC."""
 
     validation_tiles: Count | Literal["all"] = setting(
-        "tiles per validation slide, the same in every epoch; final metrics use all tiles"
+        "tiles sampled from each validation slide, the same in every epoch; final metrics use all tiles"
     )
-    patience: int = setting("stop after this many epochs without improvement; 0: never", default=0, ge=0)
+    patience: int = setting("stop after this many epochs without a better validation AUC; 0: never", default=0, ge=0)
     unit: Literal["slide", "patient"] = setting(
-        "unit of the AUC: slide, or patient (mean over the patient's slides)", default="slide"
+        "unit of the AUC of all splits: slide, or patient (mean probability of the patient's slides)", default="slide"
     )
 
 
 class MachineSection(SettingsModel):
     """Settings that do not change the result and may differ when a run is resumed."""
 
-    device: str = setting("auto, cpu, cuda, cuda:1, ...", default="auto")
-    gpu_memory_gib: Positive | None = setting("limit of the GPU memory to use, in GiB", default=None, examples=[24.0])
+    device: str = setting("auto (a GPU if there is one), cpu, cuda, cuda:1, ...", default="auto")
+    gpu_memory_gib: Positive | None = setting("maximum GPU memory to use, in GiB", default=None, examples=[24.0])
     offload_optimiser: bool | Literal["auto"] = setting(
         "store the optimiser state in CPU memory; auto: if GPU memory is too small", default="auto"
     )
@@ -182,9 +205,9 @@ class MachineSection(SettingsModel):
     workers: Annotated[int, Field(ge=0)] | Literal["auto"] = setting(
         "worker processes that read tiles; auto: one per core", default="auto"
     )
-    prefetch_gib: Positive = setting("memory for prefetched tiles, in GiB", default=1.0)
+    prefetch_gib: Positive = setting("CPU memory for prefetched tiles or cached features, in GiB", default=1.0)
     checkpoint_minutes: Positive = setting("minutes between checkpoints within an epoch", default=30.0)
-    allow_failures: int = setting("number of slides that may fail before the run stops", default=0, ge=0)
+    allow_failures: int = setting("stop the run if more than this number of slides fail", default=0, ge=0)
 
 
 class RunConfig(SettingsModel):
@@ -206,5 +229,5 @@ class RunConfig(SettingsModel):
     machine: MachineSection = Field(default_factory=MachineSection)
 
     def as_tables(self) -> dict[str, Any]:
-        """Return the settings as TOML tables, without those that are not set."""
+        """Return the settings as TOML tables, without settings that are None."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)

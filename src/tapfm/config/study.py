@@ -22,44 +22,52 @@ from tapfm.errors import InputError
 METHODS: tuple[Method, ...] = get_args(Method)
 ReportKind = Literal["comparison", "ablation", "stability", "forgetting"]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-_WRITE_PRESET = "tapfm study --preset paper-table1 --write study.toml"
-_NAME = re.compile(r"[\w][\w .,+=:-]*")  # of a study or a variant, as it becomes part of a path
+_EXAMPLE_COMMAND = "tapfm study --preset paper-table1 --write study.toml"
+_VALID_NAME = re.compile(r"[\w][\w .,+=:-]*")  # of a study or a variant; the name becomes part of a path
 
 
 class SlidesSection(SettingsModel):
-    """Slides and their tiles."""
+    """A cohort: slides, labels and tiles."""
 
     table: Path = setting("cohort table with slides, patients and labels, as written by `tapfm split`")
-    slides: Path | None = setting("folder of the slides, for tables without paths", default=None)
+    slides: Path | None = setting(
+        "folder of the slide files, if the table has no paths or the files were moved", default=None
+    )
     tiles: Path = setting("output folder of `tapfm tile` for these slides")
 
 
 class ProbeSection(SettingsModel):
-    """An unrelated task on tiles, for the forgetting study."""
+    """A tile classification task unrelated to the targets, to measure how much a trained encoder forgets."""
 
     tiles: Path = setting(
-        "folder with one subfolder of images per class, or with train/ and test/ that have such subfolders"
+        "folder of tile images: one subfolder per class (a random half of each is for testing), or train/ and test/ "
+        "with one subfolder per class each"
     )
-    seed: Seed = setting("random seed for choosing the test tiles, if the folder has no test/", default=0)
+    seed: Seed = setting("random seed of the split into training and test tiles, without train/ and test/", default=0)
 
 
 class Variant(SettingsModel):
     """Named changes to the settings of RUN.toml, to compare with other variants."""
 
-    name: str = setting("name in tables and folders")
-    settings: dict[str, Any] = setting("settings of RUN.toml that this variant changes", default_factory=dict)
+    name: str = setting("name of the variant in tables and folders")
+    settings: dict[str, Any] = setting(
+        "settings of RUN.toml that this variant changes, such as adaptation.lambda = 0.5", default_factory=dict
+    )
 
 
 class StudyConfig(SettingsModel):
     """A study: all combinations of encoders, methods, aggregators, variants, folds and seeds."""
 
-    name: str = setting("title of the study in its tables")
+    name: str = setting("title of the study in tables")
     report: ReportKind = setting(
         "analysis to report: comparison, ablation, stability or forgetting", default="comparison"
     )
-    targets: list[str] = setting("label columns of the cohort tables", min_length=1)
+    targets: list[str] = setting(
+        "label columns of the cohort tables; `task` sets whether one model predicts all of them", min_length=1
+    )
     task: Literal["binary", "multilabel"] | None = setting(
-        "binary: one model per target; multilabel: one model for all targets", default=None
+        "binary: one model per target; multilabel: one model for all targets (the default with several targets)",
+        default=None,
     )
     encoders: list[str] = setting("encoders to compare, from `tapfm encoders`", min_length=1)
     methods: list[Method] = setting(
@@ -69,48 +77,58 @@ class StudyConfig(SettingsModel):
     tapfm_aggregators: list[str] = setting("aggregators of method tapfm", default=["cls-attention"])
     seeds: list[Seed] = setting("random seeds, one run each", default=[0], min_length=1)
     folds: list[Annotated[int, Field(ge=0)]] = setting(
-        "folds to run: columns fold_N of the table; empty: use the column split", default=[]
+        "folds to run: N for the column fold_N of the table; empty: use the column split", default=[]
     )
-    unit: Literal["slide", "patient"] = setting("unit of the metrics: slide or patient", default="patient")
+    unit: Literal["slide", "patient"] = setting(
+        "unit of the metrics: slide, or patient (mean probability of the patient's slides)", default="patient"
+    )
     resamples: Count = setting("bootstrap resamples of patients for confidence intervals", default=2000)
     cohort: SlidesSection
     external: SlidesSection | None = None
-    weights: dict[str, Path] = setting("weights file or folder of each encoder", default_factory=dict)
+    weights: dict[str, Path] = setting("weights file or folder of each encoder, by encoder name", default_factory=dict)
     settings: dict[str, Any] = setting(
         "settings of RUN.toml for all runs; those under fixed, finetune or tapfm are for that method only",
         default_factory=dict,
     )
-    variants: list[Variant] = setting("variants of the settings; each is run", default_factory=list)
+    variants: list[Variant] = setting(
+        "variants of the settings; every model is trained with each variant", default_factory=list
+    )
     probe: ProbeSection | None = None
     notes: list[str] = setting("notes for readers of the tables", default_factory=list)
 
     @property
-    def multilabel(self) -> bool:
+    def is_multilabel(self) -> bool:
         """Whether one model predicts all targets."""
         return len(self.targets) > 1 if self.task is None else self.task == "multilabel"
 
     @property
     def allow_failures(self) -> int:
-        """Number of slides that may fail in a run or an evaluation. If more fail, its results are not used."""
+        """Number of slides that may fail in a run or an evaluation. Results with more failures are not used."""
         return int(self.settings.get("machine", {}).get("allow_failures", 0))
 
     def as_tables(self) -> dict[str, Any]:
-        """Return the settings as TOML tables, without those that are not set."""
+        """Return the settings as TOML tables, without settings that are None."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-_PATH_SETTINGS = [(section, key) for section in ("cohort", "external", "probe") for key in ("table", "slides", "tiles")]
+# section and key of the settings that are paths
+_STUDY_PATH_SETTINGS = [
+    (section, key) for section in ("cohort", "external", "probe") for key in ("table", "slides", "tiles")
+]
 
 
 def load_study(file: Path) -> StudyConfig:
-    """Read STUDY.toml. Paths in it are relative to the file."""
-    tables = read_toml(file, create_command=_WRITE_PRESET)
+    """Read and validate STUDY.toml. Paths are relative to the folder of the file."""
+    tables = read_toml(file, create_command=_EXAMPLE_COMMAND)
     resolve_study_paths(tables, file.parent)
     return resolve_study(tables, str(file))
 
 
-def resolve_study(tables: Mapping[str, Any], where: str = "The study") -> StudyConfig:
-    """Validate all settings; slides are not opened. Raises SettingError with all problems."""
+def resolve_study(tables: Mapping[str, Any], source: str = "The study") -> StudyConfig:
+    """Validate all settings, without opening slides. Raises SettingError with all problems.
+
+    source: name of the study in the error message.
+    """
     problems: list[str] = []
     try:
         config = StudyConfig.model_validate_json(json.dumps(tables, default=str), strict=True)
@@ -121,11 +139,11 @@ def resolve_study(tables: Mapping[str, Any], where: str = "The study") -> StudyC
         problems += _find_problems(config)
         if not problems:
             return config
-    raise make_problems_error(where, problems, hint=f"To create an example: {_WRITE_PRESET}")
+    raise make_problems_error(source, problems, hint=f"To create an example: {_EXAMPLE_COMMAND}")
 
 
 def _list_study_settings() -> Iterator[SettingPath]:
-    """Yield the paths of all sections and settings of STUDY.toml."""
+    """Yield the key path of each section and setting that STUDY.toml can have, such as ("probe", "tiles")."""
     sections: dict[str, type[SettingsModel]] = {
         "cohort": SlidesSection,
         "external": SlidesSection,
@@ -138,7 +156,7 @@ def _list_study_settings() -> Iterator[SettingPath]:
 
 
 def _normalise_encoders(config: StudyConfig) -> tuple[StudyConfig, list[str]]:
-    """Replace encoder names by the keys of the catalogue. Return the problems of unknown names."""
+    """Return the study with the canonical encoder names, and a problem for each unknown name."""
     problems: list[str] = []
     keys: dict[str, str] = {}
     for name in dict.fromkeys([*config.encoders, *config.weights]):
@@ -153,7 +171,7 @@ def _normalise_encoders(config: StudyConfig) -> tuple[StudyConfig, list[str]]:
 
 
 def _find_problems(config: StudyConfig) -> Iterator[str]:
-    """Yield duplicate values, unknown or invalid names, and settings that are missing or contradict each other."""
+    """Yield duplicate values, unknown or invalid names, and settings that are not set or contradict each other."""
     listed: dict[str, list[Any]] = {
         "targets": config.targets,
         "encoders": config.encoders,
@@ -174,14 +192,14 @@ def _find_problems(config: StudyConfig) -> Iterator[str]:
             except InputError as error:
                 yield f"{key}: {error.message} {error.hint}"
     for name in (config.name, *listed["variants"]):
-        if not _NAME.fullmatch(name):
+        if not _VALID_NAME.fullmatch(name):
             yield f"name: {name!r} cannot be a folder name; use letters, digits, spaces and _.,+=:-"
-    if config.multilabel and len(config.targets) == 1:
+    if config.is_multilabel and len(config.targets) == 1:
         yield "task: multilabel needs at least two targets"
     if config.report == "forgetting" and config.probe is None:
-        yield "probe: is missing; a forgetting study needs [probe] with tiles of another task"
+        yield "probe: is not set; a forgetting study needs [probe] with tiles of another task"
     if config.report in ("ablation", "stability") and not config.variants:
-        yield f"variants: is missing; {config.report} compares variants"
+        yield f'variants: is not set; a study with report = "{config.report}" compares variants'
     if config.report == "stability":
         orders = {each.settings.get("adaptation", {}).get("bag_gradient") for each in config.variants}
         if not {"before", "after", "joint"} <= orders:
@@ -190,7 +208,7 @@ def _find_problems(config: StudyConfig) -> Iterator[str]:
 
 
 def _find_unknown_settings(config: StudyConfig) -> Iterator[str]:
-    """Yield the problems of names under `settings` and `variants` that RUN.toml does not have."""
+    """Yield a problem for each setting under `settings` and `variants` that RUN.toml does not have."""
     known = list(list_settings())
     given = [("settings", {name: each for name, each in config.settings.items() if name not in METHODS})]
     given += [(f"settings.{name}", config.settings[name]) for name in METHODS if name in config.settings]
@@ -211,7 +229,7 @@ def resolve_study_paths(tables: dict[str, Any], base: Path) -> None:
     """Make paths absolute in place, so that a study can be resumed from any folder."""
     weights, settings, variants = (tables.get(name) for name in ("weights", "settings", "variants"))
     encoders = weights if isinstance(weights, dict) else {}
-    resolve_paths(tables, base, [*_PATH_SETTINGS, *(("weights", name) for name in encoders)])
+    resolve_paths(tables, base, [*_STUDY_PATH_SETTINGS, *(("weights", name) for name in encoders)])
     run_settings = [settings, *(settings.get(method) for method in METHODS)] if isinstance(settings, dict) else []
     if isinstance(variants, list):
         run_settings += [each.get("settings") for each in variants if isinstance(each, dict)]
@@ -221,7 +239,10 @@ def resolve_study_paths(tables: dict[str, Any], base: Path) -> None:
 
 
 def format_study(tables: Mapping[str, Any], comments: Mapping[str, str] | None = None) -> str:
-    """Return a study as TOML. Comments are added to top-level settings."""
+    """Return a study as TOML.
+
+    comments: comment of a top-level setting, by name.
+    """
     lines = []
     for name, value in tables.items():
         if not isinstance(value, Mapping) and not _is_list_of_tables(value):
@@ -229,20 +250,22 @@ def format_study(tables: Mapping[str, Any], comments: Mapping[str, str] | None =
             lines.append(f"{name} = {format_toml_value(value)}{comment}")
     for name, value in tables.items():
         if isinstance(value, Mapping) and value:
-            lines += ["", f"[{name}]", *_dotted_lines(value)]
+            lines += ["", f"[{name}]", *_format_dotted_lines(value)]
         elif _is_list_of_tables(value):
             for each in value:
-                lines += ["", f"[[{name}]]", *_dotted_lines(each)]
+                lines += ["", f"[[{name}]]", *_format_dotted_lines(each)]
     return "\n".join(lines) + "\n"
 
 
-def _dotted_lines(table: Mapping[str, Any], prefix: str = "") -> list[str]:
+def _format_dotted_lines(table: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Format the settings of a table, with dotted keys for nested tables."""
     lines: list[str] = []
     for key, value in table.items():
         name = prefix + (key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else format_toml_value(key))
         lines += (
-            _dotted_lines(value, f"{name}.") if isinstance(value, Mapping) else [f"{name} = {format_toml_value(value)}"]
+            _format_dotted_lines(value, f"{name}.")
+            if isinstance(value, Mapping)
+            else [f"{name} = {format_toml_value(value)}"]
         )
     return lines
 

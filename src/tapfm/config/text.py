@@ -1,4 +1,4 @@
-"""Format RUN.toml: a commented starter file, and the fully resolved configuration."""
+"""Format RUN.toml: a starter file with comments, and a configuration with all defaults filled in."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tapfm.errors import LabelError
 from tapfm.tasks.catalog import target_kinds
 from tapfm.tasks.labels import find_binary_columns, read_labels
 
-_WIDTH = 36  # of `key = value`, so that comments are aligned
+_SETTING_WIDTH = 36  # characters of `key = value`, so that comments are aligned
 
 
-def starter_config(
+def format_starter_config(
     *,
     recipe: str,
     encoder: str,
@@ -65,7 +65,7 @@ def starter_config(
 
 
 def _relative_path(path: Path, folder: Path | None) -> str:
-    """Return a path of the working directory relative to `folder`. An absolute path is returned unchanged."""
+    """Change a path from relative to the current folder to relative to `folder`. Absolute paths stay unchanged."""
     if path.is_absolute() or folder is None:
         return path.as_posix()
     return Path(
@@ -82,31 +82,33 @@ def _format_commented(tables: Mapping[str, Any]) -> str:
         "# Paths are relative to this file.",
         "",
     ]
-    lines += _section_lines(config, tables, only_values=True)
+    lines += _format_section_lines(config, tables, skip_sections=True)
     for name, value in config:
         if isinstance(value, SettingsModel):
             lines += ["", f"[{name}]  # {first_line(value.__doc__)}"]
-            lines += _section_lines(value, tables.get(name, {}))
+            lines += _format_section_lines(value, tables.get(name, {}))
     return "\n".join(lines) + "\n"
 
 
-def _section_lines(section: SettingsModel, given: Mapping[str, Any], *, only_values: bool = False) -> list[str]:
+def _format_section_lines(
+    section: SettingsModel, given: Mapping[str, Any], *, skip_sections: bool = False
+) -> list[str]:
     """Format the settings of one table; settings that are not `given` are commented out."""
     lines = []
     for name, field in type(section).model_fields.items():
         value, key = getattr(section, name), field.alias or name
-        if only_values and isinstance(value, SettingsModel):
+        if skip_sections and isinstance(value, SettingsModel):
             continue
         shown_value, description = given.get(key, value), field.description
         if shown_value is None and field.examples:
             shown_value, description = field.examples[0], f"not set; {description}"
         text = f"{key} = {format_toml_value(shown_value)}"
-        lines.append(f"{text if key in given else '# ' + text:<{_WIDTH}}  # {description}")
+        lines.append(f"{text if key in given else '# ' + text:<{_SETTING_WIDTH}}  # {description}")
     return lines
 
 
 def format_config(config: RunConfig) -> str:
-    """Return a resolved configuration as TOML, with all settings."""
+    """Return a configuration as TOML, with all settings that have a value."""
     return format_toml(config.as_tables())
 
 

@@ -47,12 +47,12 @@ def run_demo(size: DemoSize, out: Path, run_command: RunCommand, *, console: Con
         if len(done) == len(steps):
             return folder
         for step in steps[len(done) + 1 :]:  # steps after the next one start again: remove their old output
-            for path in step.files:
+            for path in step.output_files:
                 _remove(path)
         results = StepRunner(
             steps,
             partial(_run_in_this_process, run_command),
-            record=partial(_write_state, folder, size, state),
+            save_results=partial(_write_state, folder, size, state),
             display=_DemoDisplay(console, steps),
         ).run(done)
     failed = next((step for step in steps if results[step.key].state != "done"), None)
@@ -63,13 +63,13 @@ def run_demo(size: DemoSize, out: Path, run_command: RunCommand, *, console: Con
         console.print(f"After fixing this, resume with: {resume_command}", markup=False, soft_wrap=True)
         raise result.error
     hint = f"Finished steps are saved. To resume: {resume_command}"
-    if result.code > 128:
+    if result.exit_code > 128:
         console.print(hint, markup=False, soft_wrap=True)
-        raise Interrupted(result.code - 128)
+        raise Interrupted(result.exit_code - 128)
     raise CommandFailedError(
-        f"The step {failed.name} failed with exit code {result.code}. Its output is in {failed.log}.",
+        f"The step {failed.name} failed with exit code {result.exit_code}. Its output is in {failed.log}.",
         hint=hint,
-        exit_code=result.code or 1,
+        exit_code=result.exit_code or 1,
     )
 
 

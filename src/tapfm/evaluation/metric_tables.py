@@ -58,7 +58,7 @@ class EvaluationResults:
     baseline_note: str
     differences: Sequence[PairedComparison] = ()  # model - baseline
     notes: Sequence[str] = ()
-    without_label: Sequence[str] = ()
+    slides_without_label: Sequence[str] = ()
     failed: Mapping[str, str] = field(default_factory=dict)  # reason by slide id
     tiles_skipped: int = 0
     slide_count: int = 0
@@ -281,8 +281,8 @@ def build_subgroup_tables(results: EvaluationResults) -> list[Table]:
 def _list_excluded(results: EvaluationResults) -> list[str]:
     """Return lines about slides and tiles that were not evaluated."""
     lines = [f"- {slide_id}: {' '.join(reason.split())}" for slide_id, reason in results.failed.items()]
-    if results.without_label:
-        lines.append(f"- {format_count(len(results.without_label), 'slide')} without a label")
+    if results.slides_without_label:
+        lines.append(f"- {format_count(len(results.slides_without_label), 'slide')} without a label")
     if results.tiles_skipped:
         lines.append(f"- {format_count(results.tiles_skipped, 'tile')} that could not be read (`failures.csv`)")
     return lines

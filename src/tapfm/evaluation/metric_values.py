@@ -34,7 +34,7 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class ChosenThresholds:
-    """Thresholds, with a description of the slides that they were chosen on, or why there are none."""
+    """Thresholds and the slides that they were chosen on, or the reason why there are none."""
 
     thresholds: Thresholds | None
     source: str  # such as "16 validation slides of the run"; without thresholds, the reason
@@ -85,7 +85,7 @@ def compute_metrics(
         drawn = resample_patients(units, {labelled.target: kind}, resamples=resamples, seed=seed)
         values = kind.compute_metrics(labelled.truth, labelled.logits, target_thresholds)
         resampled = _compute_resampled_metrics([labelled], thresholds, drawn)[0]
-        positives, labels = kind.count_labels(labelled.labels)
+        positives, labels = kind.count_positives(labelled.labels)
         for metric in kind.metrics:
             reason = labelled.no_interval_reason
             if values[metric] is None:

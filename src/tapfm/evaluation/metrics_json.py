@@ -35,7 +35,7 @@ def format_metrics_json(results: EvaluationResults) -> bytes:
         "patients": results.patient_count,
         "notes": list(results.notes),
         "failed": dict(results.failed),
-        "without_label": list(results.without_label),
+        "without_label": list(results.slides_without_label),
         "thresholds": {
             "chosen_on": results.chosen_thresholds.source,
             "youden": None if thresholds is None else dict(thresholds.youden),
@@ -93,7 +93,7 @@ def read_metrics_json(path: Path) -> EvaluationResults:
                 if others
             ],
             notes=list(contents["notes"]),
-            without_label=list(contents["without_label"]),
+            slides_without_label=list(contents["without_label"]),
             failed=dict(contents["failed"]),
             slide_count=int(contents["slides"]),
             patient_count=int(contents["patients"]),

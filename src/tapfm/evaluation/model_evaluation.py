@@ -56,8 +56,8 @@ class EvaluatedTable:
     """Name of an evaluated cohort table, the targets it has no column for, and its slides without any label."""
 
     name: str
-    absent_targets: tuple[str, ...]  # targets without a column
-    without_label: tuple[str, ...]  # slides without any label
+    missing_targets: tuple[str, ...]  # targets without a column
+    slides_without_label: tuple[str, ...]  # slides without any label
 
 
 def evaluate_predictions(
@@ -109,7 +109,7 @@ def evaluate_predictions(
         thresholds,
         baseline.note,
         differences,
-        without_label=table.without_label,
+        slides_without_label=table.slides_without_label,
         slide_count=len(predictions),
         patient_count=len({(each.cohort, each.patient_id) for each in predictions}),
     )
@@ -118,7 +118,7 @@ def evaluate_predictions(
 def _add_reason(row: MetricRow, table: EvaluatedTable, chosen: ChosenThresholds, targets: TargetKinds) -> MetricRow:
     """Return the row with a more specific reason for a missing metric: an absent column, or no threshold."""
     each = row.metric_value
-    if each.target in table.absent_targets:
+    if each.target in table.missing_targets:
         reason = f"{table.name} has no column {each.target}"
     elif (
         row.model == MODEL

@@ -48,7 +48,7 @@ class Bag:
 
     content: Tiles | EncodedTiles
     rows: NDArray[np.int64]  # which of the slide's tiles these are
-    unreadable: Mapping[int, str] = field(default_factory=dict)  # rows of unreadable tiles, with the reason
+    unreadable_tiles: Mapping[int, str] = field(default_factory=dict)  # rows of unreadable tiles, with the reason
     coordinates: Tensor | None = None  # (K, 2) on the slide, in units of the tile side; None if unknown
 
     @property
@@ -144,7 +144,7 @@ class PixelBags:
         sampled = self._sample_rows(request)
         bag = self._read_next(request, sampled)
         if not bag.tiles:
-            raise make_unreadable_error(tuple(bag.unreadable.values()))
+            raise make_unreadable_error(tuple(bag.unreadable_tiles.values()))
         return bag
 
     def read_parts(self, request: BagRequest) -> Iterator[Bag]:

@@ -31,7 +31,7 @@ class FinishedSlide(NamedTuple):
 
     logits: list[float]  # in the order of the targets
     tiles: int
-    unreadable: list[int]  # rows of unreadable tiles
+    unreadable_tiles: list[int]  # rows of unreadable tiles
     reason: str  # of the first unreadable tile
 
 
@@ -104,9 +104,13 @@ def collect_predictions(
     """Combine finished slides with their labels and patients, in the order of the cohort."""
     known = [(slide, finished[slide.slide_id]) for slide in slides if slide.slide_id in finished]
     return CohortPredictions(
-        [slide.prediction(targets, each.logits, each.tiles, len(each.unreadable)) for slide, each in known],
+        [slide.prediction(targets, each.logits, each.tiles, len(each.unreadable_tiles)) for slide, each in known],
         failed,
-        {slide.slide_id: SkippedTiles(each.unreadable, each.reason) for slide, each in known if each.unreadable},
+        {
+            slide.slide_id: SkippedTiles(each.unreadable_tiles, each.reason)
+            for slide, each in known
+            if each.unreadable_tiles
+        },
     )
 
 

@@ -49,7 +49,7 @@ def embed_cohort(
         remove_unfinished(folder)
         jobs = {row.slide_id: make_job(row, tiles_folder, folder, settings, tile_command) for row in rows}
         table = SlideTable(folder, list(jobs), EmbeddingRecord, ("not embedded", "no features with these settings"))
-        todo = table.plan(jobs, only=only, force=force, load_finished=find_finished)
+        todo = table.select_remaining_jobs(jobs, only=only, force=force, load_finished=find_finished)
         for slide_id, job in jobs.items():
             if isinstance(job, Failure) and (only is None or slide_id in only):
                 print_failure(console, slide_id, job.reason)
@@ -105,7 +105,7 @@ def _embed_slides(
                     job.path.unlink(missing_ok=True)  # features of other settings
                 table.add_failure(slide_id, Failure(result.reason, result.hint or _failure_hint(job), seconds))
             else:
-                tiles_failed = len(result.unreadable)
+                tiles_failed = len(result.unreadable_tiles)
                 table.add(
                     EmbeddingRecord(slide_id, "ok", tiles=result.tiles, tiles_failed=tiles_failed, seconds=seconds)
                 )
@@ -142,7 +142,7 @@ def _write_slide_features(job: EmbeddingJob, slide: EncodedSlide, settings: Embe
         "feature": encoder.feature,
         "encoder_tile_px": encoder.tile_px,
         "precision": settings.precision,
-        "tiles_failed": len(slide.unreadable),
+        "tiles_failed": len(slide.unreadable_tiles),
     }
     write_features(job.path, features, job.tiles, attributes=attributes)
 

@@ -105,14 +105,14 @@ def _load_base_encoder(member: ModelMember, saved: SavedModel, device: torch.dev
     """Load the encoder of the features that a run was trained on. Raises an error if the weights differ."""
     assert member.config is not None  # an export contains its encoder
     loaded = load_encoder(saved.card, weights=member.config.encoder.weights)
-    expected = saved.description["encoder"]["base_weights_sha256"]
+    expected = saved.metadata["encoder"]["base_weights_sha256"]
     if expected not in (None, loaded.provenance.sha256):
         raise WeightsDigestError(
             f"{member.folder} was trained on features from different weights of {saved.card.name}: SHA-256 {expected}, "
             f"but the weights found have {loaded.provenance.sha256}.",
             hint="Evaluate on features from the same weights: tapfm evaluate RUN --features DIR",
         )
-    feature_size = saved.description["aggregator"]["feature_size"]
+    feature_size = saved.metadata["aggregator"]["feature_size"]
     if loaded.encoder.feature_size != feature_size:
         raise RunError(
             f"{member.folder} was trained on features of size {feature_size}, but {saved.card.name} computes features "
@@ -124,7 +124,7 @@ def _load_base_encoder(member: ModelMember, saved: SavedModel, device: torch.dev
 
 def _check_features_match(saved: SavedModel, slides: Sequence[RunSlide]) -> None:
     """Raise FeatureStoreError if the features are not like those that the model was trained on."""
-    aggregator, encoder = saved.description["aggregator"], saved.description["encoder"]
+    aggregator, encoder = saved.metadata["aggregator"], saved.metadata["encoder"]
     card = find_aggregator_card(aggregator["name"])
     for slide in slides:
         assert slide.features is not None

@@ -21,7 +21,7 @@ from tapfm.inference.loading import load_for_features, load_with_encoder, prepar
 from tapfm.inference.predictor import Predictor
 from tapfm.inference.slide_bags import make_bags
 from tapfm.runs.data import list_labelled_slides
-from tapfm.runs.evaluation_data import EvaluatedSlides
+from tapfm.runs.evaluation_data import EvaluationSlides
 from tapfm.runs.model_folder import ModelMember
 from tapfm.runtime.devices import choose_device
 from tapfm.runtime.progress import SlideProgress
@@ -29,7 +29,7 @@ from tapfm.runtime.progress import SlideProgress
 
 def predict_member(
     member: ModelMember,
-    data: EvaluatedSlides,
+    data: EvaluationSlides,
     finished_path: Path,
     *,
     device: str,
@@ -43,7 +43,7 @@ def predict_member(
     Slides that were predicted before with the same weights and tiles are not read again.
     """
     slides = list_labelled_slides(data.slides)
-    finished = FinishedSlides(finished_path, member.digest, data.content_digests())
+    finished = FinishedSlides(finished_path, member.weights_digest, data.input_digests())
     known = finished.read()
     for slide_id, slide in _find_run_predictions(member, data, slides).items():
         if slide_id not in known:
@@ -53,7 +53,7 @@ def predict_member(
     if not remaining:
         return collect_predictions(slides, member.targets, known, {})
     chosen_device = choose_device(device)
-    if data.features is not None:
+    if data.features_folder is not None:
         model = load_for_features(member, data.slides, chosen_device)
     else:
         tiles = sum(len(slide.tiles) for slide in remaining if slide.tiles is not None)
@@ -67,16 +67,16 @@ def predict_member(
 
 
 def _find_run_predictions(
-    member: ModelMember, data: EvaluatedSlides, slides: Sequence[LabelledSlide]
+    member: ModelMember, data: EvaluationSlides, slides: Sequence[LabelledSlide]
 ) -> dict[str, FinishedSlide]:
     """Return the slides that the run predicted with the weights of its best epoch.
 
     Their tiles or features have not changed since then; otherwise an error was raised before.
     """
-    if not data.is_own_cohort or member.adapted != (data.features is None):
+    if not data.is_training_cohort or member.adapted != (data.features_folder is None):
         return {}
     known: dict[str, FinishedSlide] = {}
     for split in {slide.split for slide in slides}:
-        known |= FinishedSlides(member.folder / f".predictions-{split}.jsonl", member.digest).read()
-    wanted = {slide.slide_id for slide in slides} & {row["slide_id"] for row in member.slides()}
+        known |= FinishedSlides(member.folder / f".predictions-{split}.jsonl", member.weights_digest).read()
+    wanted = {slide.slide_id for slide in slides} & {row["slide_id"] for row in member.read_slide_rows()}
     return {slide_id: slide for slide_id, slide in known.items() if slide_id in wanted}

@@ -53,7 +53,7 @@ class EncodedSlide:
 
     by_model: tuple[EncodedTiles, ...]
     rows: NDArray[np.int64]  # which of the slide's tiles these are
-    unreadable: Mapping[int, str]  # rows of unreadable tiles, with the reason
+    unreadable_tiles: Mapping[int, str]  # rows of unreadable tiles, with the reason
     coordinates: Tensor | None  # (K, 2) on the slide, in units of the tile side
 
     @property
@@ -63,7 +63,7 @@ class EncodedSlide:
     @property
     def skipped(self) -> SkippedTiles:
         """The unreadable tiles, and the reason of the first."""
-        return SkippedTiles(sorted(self.unreadable), next(iter(self.unreadable.values()), ""))
+        return SkippedTiles(sorted(self.unreadable_tiles), next(iter(self.unreadable_tiles.values()), ""))
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,9 @@ class Predictor:
     ) -> EncodedSlide | SlideFailed:
         try:
             slide = self.encode_slide(bags, request)
-            check_unreadable_tiles(len(slide.unreadable), slide.tiles + len(slide.unreadable), slide.skipped.reason)
+            check_unreadable_tiles(
+                len(slide.unreadable_tiles), slide.tiles + len(slide.unreadable_tiles), slide.skipped.reason
+            )
             with _convert_slide_errors():
                 finish(request.slide_id, slide)
         except SlideFailed as failure:
@@ -165,7 +167,7 @@ class Predictor:
         encoded: list[list[EncodedTiles]] = []
         for part in bags.read_parts(request):
             rows.append(part.rows)
-            unreadable |= part.unreadable
+            unreadable |= part.unreadable_tiles
             if part.coordinates is not None:
                 coordinates.append(part.coordinates)
             if part.tiles:

@@ -30,9 +30,9 @@ from tapfm.prediction.tile_table import TILES_PARQUET, TileTable, write_tile_tab
 from tapfm.prediction.validity import prediction_key, reuse_prediction
 from tapfm.runs.data import RunSlide
 from tapfm.runs.model import SlideModel
-from tapfm.runs.model_folder import ModelFolder, ModelMember, is_finished, open_model_folder, read_export_description
+from tapfm.runs.model_folder import ModelFolder, ModelMember, is_finished, open_model_folder, read_export_metadata
 from tapfm.runtime.claims import SlideClaims
-from tapfm.runtime.cohort_job import FAILURES, Failure, catch_failures
+from tapfm.runtime.cohort_job import FAILURES_FILE, Failure, catch_failures
 from tapfm.runtime.devices import choose_device
 from tapfm.runtime.files import write_atomically
 from tapfm.runtime.interrupts import StopSignalHandler
@@ -208,7 +208,7 @@ def _describe_prediction(
     """Return the content of prediction.json. Precision is included only for float8, which changes results."""
     aggregators = sorted({_aggregator_name(member) for member in model_folder.members})
     return {
-        **model_folder.describe(),
+        **model_folder.build_metadata(),
         "encoder": ", ".join(sorted({member.encoder for member in model_folder.members})),
         "aggregator": ", ".join(aggregators),
         "calls": {"thresholds": dict(calls.thresholds), "by": calls.description, "sensitivity": sensitivity},
@@ -219,7 +219,7 @@ def _describe_prediction(
 def _aggregator_name(member: ModelMember) -> str:
     if member.config is not None:
         return member.config.aggregator.name
-    return str(read_export_description(member.folder)["aggregator"]["name"])
+    return str(read_export_metadata(member.folder)["aggregator"]["name"])
 
 
 def _prepare_folder(folder: PredictionFolder, metadata: dict[str, Any], *, resume: bool) -> None:
@@ -291,7 +291,7 @@ def _make_no_prediction_error(folder: PredictionFolder, failed: Mapping[str, Fai
     slide_id, failure = next(iter(failed.items()))
     return SlidesFailedError(
         f"None of {format_count(len(failed), 'slide')} could be predicted. {slide_id}: {failure.reason}",
-        hint=f"{failure.hint}\nAll reasons are in {folder.path / FAILURES}".strip(),
+        hint=f"{failure.hint}\nAll reasons are in {folder.path / FAILURES_FILE}".strip(),
     )
 
 
@@ -331,7 +331,7 @@ def write_slide(
         columns=tuple(output.columns),
         targets=calls.predict_targets(output, slide.labels),
         tiles=encoded.tiles,
-        tiles_failed=len(encoded.unreadable),
+        tiles_failed=len(encoded.unreadable_tiles),
         seconds=round(time.monotonic() - start, 2),
         key=key,
     ).write(folder)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tapfm.evaluation.predictions import COLUMNS
 from tapfm.prediction.folder import PREDICTIONS_CSV, PredictedSlide
-from tapfm.runtime.cohort_job import FAILURES, Failure
+from tapfm.runtime.cohort_job import FAILURES_FILE, Failure
 from tapfm.runtime.csv_files import read_csv_or_empty, write_csv
 
 _FAILURE_COLUMNS = ("slide_id", "problem", "reason", "hint")
@@ -35,13 +35,13 @@ def write_failures(folder: Path, failed: Mapping[str, Failure], slides: Sequence
         if slide.tiles_failed and slide.slide_id not in failed:
             reason = f"{slide.tiles_failed:,} of {slide.tiles + slide.tiles_failed:,} tiles cannot be read"
             rows.append([slide.slide_id, _SKIPPED, reason, ""])
-    write_csv(folder / FAILURES, _FAILURE_COLUMNS, rows)
+    write_csv(folder / FAILURES_FILE, _FAILURE_COLUMNS, rows)
 
 
 def read_failures(folder: Path) -> dict[str, Failure]:
     """Return the failures of an earlier command, or an empty dictionary if the table cannot be read."""
     return {
         row["slide_id"]: Failure(row["reason"], row["hint"], stage=row["problem"])
-        for row in read_csv_or_empty(folder / FAILURES, *_FAILURE_COLUMNS)
+        for row in read_csv_or_empty(folder / FAILURES_FILE, *_FAILURE_COLUMNS)
         if row["problem"] != _SKIPPED
     }

@@ -15,7 +15,7 @@ from tapfm.encoders.catalog import find_encoder_card
 from tapfm.errors import CohortError, InputError, LabelError, TapfmError
 from tapfm.runs.data import RunSlide
 from tapfm.runs.folder import RunFolder
-from tapfm.runs.model_folder import ModelFolder, ModelMember, read_export_description
+from tapfm.runs.model_folder import ModelFolder, ModelMember, read_export_metadata
 from tapfm.runtime.cohort_job import Failure
 from tapfm.runtime.messages import format_count
 from tapfm.runtime.workers import WorkerPool
@@ -130,14 +130,14 @@ def _choose_tile_spec(model_folder: ModelFolder) -> tuple[TileSpec, str]:
 def _find_tiling_settings(member: ModelMember) -> Mapping[str, Any] | None:
     """Return the tiling settings that a member was trained with, or None if they are unknown."""
     if member.config is None:
-        return read_export_description(member.folder).get("tiles")
-    environments = RunFolder(member.folder).environments()
+        return read_export_metadata(member.folder).get("tiles")
+    environments = RunFolder(member.folder).read_environments()
     if environments and (spec := environments[0].get("tiles")):
         return dict(spec)
     folder = member.config.tiles.folder
     if folder is None:
         return None
-    for slide in member.slides():
+    for slide in member.read_slide_rows():
         try:
             return read_slide_tiles(folder, slide["slide_id"]).tiling_settings
         except TapfmError:

@@ -75,9 +75,9 @@ def _row_lines(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
         if index:
             lines.append(r"\midrule")
         text = _escape_latex(row.heading)
-        text = rf"{{c}}{{\textbf{{{text}}}}}" if row.level == 1 else rf"{{l}}{{\textit{{{text}}}}}"
+        text = rf"{{c}}{{\textbf{{{text}}}}}" if row.heading_level == 1 else rf"{{l}}{{\textit{{{text}}}}}"
         lines.append(rf"\multicolumn{{{len(columns)}}}{text} \\")
-        if row.level == 2 or (index + 1 < len(rows) and rows[index + 1].cells):
+        if row.heading_level == 2 or (index + 1 < len(rows) and rows[index + 1].cells):
             lines.append(r"\midrule")
     return lines
 

@@ -37,7 +37,7 @@ def markdown_table(table: Table) -> str:
 
 def _markdown_row(row: Row, columns: Sequence[Column], reasons: Sequence[str]) -> str:
     if not row.cells:
-        mark = "**" if row.level == 1 else "*"
+        mark = "**" if row.heading_level == 1 else "*"
         return _join_cells([f"{mark}{_escape_markdown(row.heading)}{mark}", *[""] * (len(columns) - 1)])
     return _join_cells(_markdown_cell(cell, column, reasons) for cell, column in zip(row.cells, columns, strict=True))
 

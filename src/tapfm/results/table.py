@@ -43,7 +43,7 @@ class Row:
 
     cells: Sequence[Cell] = ()
     heading: str = ""
-    level: Literal[1, 2] = 2  # of the heading; 1: bold, 2: italic
+    heading_level: Literal[1, 2] = 2  # 1: bold, 2: italic
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def rich_table(table: Table) -> RichTable:
                 *(_style_cell(cell, column) for cell, column in zip(row.cells, shown.columns, strict=True))
             )
         else:
-            converted.add_row(Text(row.heading, style="bold" if row.level == 1 else "italic"))
+            converted.add_row(Text(row.heading, style="bold" if row.heading_level == 1 else "italic"))
     return converted
 
 

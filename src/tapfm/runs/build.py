@@ -14,7 +14,7 @@ from tapfm.errors import WeightsError
 
 
 def load_trainable_encoder(config: RunConfig, device: torch.device) -> tuple[VitEncoder, Provenance]:
-    """Load the encoder and make the parameters in the adaptation scope trainable."""
+    """Load the encoder and make the parameters in the adaptation scope trainable; also return the weights' origin."""
     try:
         loaded = load_encoder(config.encoder.name, weights=config.encoder.weights)
     except WeightsError as error:
@@ -25,6 +25,7 @@ def load_trainable_encoder(config: RunConfig, device: torch.device) -> tuple[Vit
 
 
 def build_run_aggregator(config: RunConfig, feature_size: int, targets: int) -> nn.Module:
+    """Build the untrained aggregator for this number of targets."""
     return build_aggregator(
         config.aggregator.name,
         feature_size,

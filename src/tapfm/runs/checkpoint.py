@@ -1,7 +1,7 @@
-"""Checkpoints: safetensors files with a JSON description in the header; loading never runs code.
+"""Checkpoints: safetensors files with metadata as JSON in the header; loading never runs code.
 
-A checkpoint is written tensor by tensor, so that a state of 14 GB needs no second copy in memory. It is written to a
-temporary file that replaces the old one at the end, so there is always a complete checkpoint.
+A checkpoint is written tensor by tensor, so that a checkpoint of 14 GB needs no second copy in memory. It is written
+to a temporary file that replaces the old one at the end, so there is always a complete checkpoint.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch import Tensor
 from tapfm.errors import CheckpointError, DiskFullError
 from tapfm.runtime.files import open_atomically
 
-DESCRIPTION_KEY = "tapfm"  # key of the JSON text in the header
-_DTYPES = {
+METADATA_KEY = "tapfm"  # key of the metadata in the header
+_DTYPES = {  # names in safetensors files
     torch.float64: "F64",
     torch.float32: "F32",
     torch.bfloat16: "BF16",
@@ -31,11 +31,11 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_SPARE_BYTES = 64 * 2**20  # for tables and logs
+_SPARE_BYTES = 64 * 2**20  # space for the tables and logs of the run
 
 
 def total_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """Return the size of the checkpoint file without its header."""
+    """Return the size of a checkpoint file of these tensors, without its header."""
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
@@ -54,11 +54,11 @@ def _format_bytes(count: float) -> str:
     return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
 
 
-def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
+def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
     """Write a checkpoint atomically: if writing fails, the old file stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
     check_disk_space(path.parent, total_bytes(tensors), f"the checkpoint {path.name}")
-    header: dict[str, Any] = {"__metadata__": {DESCRIPTION_KEY: json.dumps(description, allow_nan=False)}}
+    header: dict[str, Any] = {"__metadata__": {METADATA_KEY: json.dumps(metadata, allow_nan=False)}}
     offset = 0
     for name, tensor in tensors.items():
         header[name] = {
@@ -68,7 +68,7 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], description: Mapp
         }
         offset += tensor.nbytes
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # the format requires aligned tensors
+    text += b" " * (-len(text) % 8)  # safetensors requires tensors at multiples of 8 bytes
     with open_atomically(path) as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for tensor in tensors.values():
@@ -76,19 +76,19 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], description: Mapp
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Load the tensors and the description of a checkpoint."""
+    """Load the tensors and the metadata of a checkpoint."""
     with _open_checkpoint(path) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, _parse_description(file)  # noqa: SIM118 - not a mapping
+        return {name: file.get_tensor(name) for name in file.keys()}, _parse_metadata(file)  # noqa: SIM118 - not a mapping
 
 
-def read_description(path: Path) -> dict[str, Any]:
-    """Read the description of a checkpoint, without its tensors."""
+def read_checkpoint_metadata(path: Path) -> dict[str, Any]:
+    """Read the metadata of a checkpoint, without its tensors."""
     with _open_checkpoint(path) as file:
-        return _parse_description(file)
+        return _parse_metadata(file)
 
 
-def _parse_description(file: Any) -> dict[str, Any]:
-    return dict(json.loads(file.metadata()[DESCRIPTION_KEY]))
+def _parse_metadata(file: Any) -> dict[str, Any]:
+    return dict(json.loads(file.metadata()[METADATA_KEY]))
 
 
 @contextmanager

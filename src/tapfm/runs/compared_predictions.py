@@ -22,8 +22,8 @@ from tapfm.tasks.target import TargetKinds
 class ComparedPredictions:
     """Predictions of two or more models."""
 
-    files: dict[str, Path]  # by name of the model
-    predictions: dict[str, list[Prediction]]
+    files: dict[str, Path]  # prediction table, by name of the model
+    predictions: dict[str, list[Prediction]]  # by name of the model
     targets: TargetKinds  # targets that all models predict
     warnings: list[str]
 
@@ -33,20 +33,20 @@ def read_compared_predictions(sources: Sequence[str], split: str) -> ComparedPre
 
     split: test or val, for paths that are run folders.
     """
-    named = [_parse_source(source, split) for source in sources]
-    names = [name for name, _ in named]
+    named_files = [_parse_source(source, split) for source in sources]
+    names = [name for name, _ in named_files]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise InputError(
             f"Several models have the name {', '.join(repeated)}.",
             hint=f"Give them different names: {repeated[0]}-1=PATH {repeated[0]}-2=PATH",
         )
-    by_model = _drop_cohorts_if_missing({name: read_predictions(path) for name, path in named})
+    by_model = _drop_cohorts_if_missing({name: read_predictions(path) for name, path in named_files})
     targets = target_kinds(_find_common_targets(by_model))
-    return ComparedPredictions(dict(named), by_model, targets, _collect_held_out_warnings(named, by_model))
+    return ComparedPredictions(dict(named_files), by_model, targets, _warn_if_not_held_out(named_files, by_model))
 
 
 def _parse_source(source: str, split: str) -> tuple[str, Path]:
-    """Parse [NAME=]PATH; the default name is that of the folder or file."""
+    """Return the name of the model in [NAME=]PATH, and its prediction table; the default name is that of PATH."""
     name, equals, text = source.partition("=")
     if not equals or Path(source).exists():
         name, text = "", source
@@ -93,32 +93,32 @@ def _drop_cohorts_if_missing(by_model: dict[str, list[Prediction]]) -> dict[str,
     return {name: [replace(each, cohort=None) for each in predictions] for name, predictions in by_model.items()}
 
 
-def _collect_held_out_warnings(named: Sequence[tuple[str, Path]], by_model: dict[str, list[Prediction]]) -> list[str]:
+def _warn_if_not_held_out(named_files: Sequence[tuple[str, Path]], by_model: dict[str, list[Prediction]]) -> list[str]:
     """Return a warning for each model that was trained or validated on some of the compared patients."""
     common = set.intersection(*({patient_key(each) for each in predictions} for predictions in by_model.values()))
-    notes = []
-    for name, path in named:
-        if _is_own_cohort(path):
+    warnings = []
+    for name, path in named_files:
+        if _is_training_cohort(path):
             seen = {patient_key(each) for each in by_model[name] if each.split in (TRAIN, VALIDATION)} & common
             if seen:
                 patients = format_count(len(seen), "patient")
-                notes.append(f"NOT HELD OUT: {name} was trained or validated on {patients} of this comparison.")
-    return notes
+                warnings.append(f"NOT HELD OUT: {name} was trained or validated on {patients} of this comparison.")
+    return warnings
 
 
-def _is_own_cohort(predictions: Path) -> bool:
-    """Return whether a prediction table is of the cohort that the model was trained on."""
+def _is_training_cohort(predictions: Path) -> bool:
+    """Return whether a prediction table is for the cohort of the run, which contains the training slides."""
     if is_run(predictions.parent):
         return True
     try:
-        about = json.loads((predictions.parent / "evaluation.json").read_text("utf-8"))
-        return bool(about["cohort"] == "own")
+        evaluation = json.loads((predictions.parent / "evaluation.json").read_text("utf-8"))
+        return bool(evaluation["cohort"] == "own")
     except (OSError, ValueError, LookupError, TypeError):
         return False
 
 
 def _find_common_targets(by_model: dict[str, list[Prediction]]) -> list[str]:
-    """Return the targets that all models have. Raises InputError if there is none."""
+    """Return the targets that all models predict. Raises InputError if there is none."""
     targets_by_model = {name: collect_targets(predictions) for name, predictions in by_model.items()}
     first, *others = targets_by_model.values()
     common = [target for target in first if all(target in each for each in others)]

@@ -1,4 +1,4 @@
-"""The figure of training: loss and AUC by epoch."""
+"""Figure of the training curves: loss and AUC by epoch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _AUC_AXIS = Axis("AUC", 0.0, 1.02)
 
 
 def build_training_figure(history: History, best_epoch: int | None, title: str) -> Figure:
-    """Return losses and AUCs by epoch; `best_epoch`, which counts from 1, is the selected epoch."""
+    """Return the figure of losses and AUCs by epoch; `best_epoch` is the selected epoch, counted from 1."""
     targets = list(history[0].get("val_auc") or {}) if history else []
     aucs = _curve(history, "train_macro_auc", "other", "training")
     aucs += _curve(history, "val_macro_auc", "model", "validation" + (", mean of targets" if len(targets) > 1 else ""))
     if len(targets) > 1:
         aucs = [line for target in targets for line in _curve(history, "val_auc", "model", target=target)] + aucs
     losses = _curve(history, "loss_agg", "other", "training") + _curve(history, "val_loss", "model", "validation")
-    # a fixed encoder has no loss
+    # runs with a fixed encoder have no encoder loss
     encoder_losses = (
         _curve(history, "loss_pfm", "other", "training") if any(row.get("loss_pfm") for row in history) else []
     )
@@ -37,7 +37,7 @@ def build_training_figure(history: History, best_epoch: int | None, title: str) 
 
 
 def _curve(history: History, key: str, colour: Colour, label: str = "", target: str | None = None) -> list[Line]:
-    """Return the curve of a value in the history, or of its part for one target; empty if no epoch has it."""
+    """Return the curve of a column of the history, for one target if given; an empty list if no epoch has a value."""
     values = {row["epoch"]: row.get(key) if target is None else row[key].get(target) for row in history}
     known = {epoch: value for epoch, value in values.items() if value is not None and math.isfinite(value)}
     faint = target is not None

@@ -1,4 +1,4 @@
-"""The data of a run: labelled slides by split, with their tiles or features, and slides that have none."""
+"""The data of a run: its labelled slides with split, labels, and tiles or stored features."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tapfm.tasks.labels import check_training_labels, label_count_columns, read_
 from tapfm.tasks.target import Label, TargetKinds
 from tapfm.tiles.store import TileSet, read_slide_tiles
 
-_OPTIONAL_COLUMNS = ("mpp", "cohort", "split")  # of any cohort table
+_OPTIONAL_COLUMNS = ("mpp", "cohort", "split")  # of a cohort table
 _MAX_LISTED = 5  # slides named in a message
 
 
@@ -37,24 +37,27 @@ class StoredFeatures:
 class RunSlide:
     """A slide with its labels and its tiles or stored features."""
 
-    row: SlideRow
+    row: SlideRow  # of the cohort table
     split: str
-    labels: Mapping[str, Label]
+    labels: Mapping[str, Label]  # by target
     tiles: TileSet | None = None
     features: StoredFeatures | None = None
 
     @property
     def content_digest(self) -> str:
-        """Digest of the tiles, or of the features."""
+        """Digest that changes with the tiles, or with the features if the slide has no tiles."""
         if self.tiles is not None:
             return self.tiles.content_digest
         assert self.features is not None
-        # feature files of other tools have no fingerprint, so the whole file is hashed
+        # a feature file of another tool has no fingerprint: hash the whole file
         return fingerprint(self.features.metadata.fingerprint or file_sha256(self.features.path))[:16]
 
     @property
-    def files_digest(self) -> str | None:
-        """Digest of size and modification time of the files of the slide, without names; None if they are missing."""
+    def slide_files_digest(self) -> str | None:
+        """Digest that changes with size or modification time of the slide files; None if the files are missing.
+
+        It does not depend on the names of the files, so that they can be moved.
+        """
         try:
             files = [file_identity(file)[1:] for file in list_slide_files(self.row.path)]
         except OSError:
@@ -66,8 +69,8 @@ class RunSlide:
         if name in self.row.labels:
             return self.row.labels[name]
         if name == "mpp":
-            known = self.row.mpp or (self.tiles.slide_mpp if self.tiles is not None else None)
-            return "" if known is None else f"{known:.2f}"  # scanners differ in the third digit
+            mpp = self.row.mpp or (self.tiles.slide_mpp if self.tiles is not None else None)
+            return "" if mpp is None else f"{mpp:.2f}"  # slides of one scanner may differ in the third decimal
         if name in _OPTIONAL_COLUMNS:
             return str(getattr(self.row, name) or "")
         columns = [*_OPTIONAL_COLUMNS, *self.row.labels]
@@ -76,27 +79,27 @@ class RunSlide:
 
 @dataclass(frozen=True)
 class RunData:
-    """The slides of a run."""
+    """The slides of a run, and the slides of its cohort that cannot be used."""
 
     slides: tuple[RunSlide, ...]
     targets: TargetKinds
-    without_label: tuple[str, ...]  # slides without any label, which are not used
-    failed: Mapping[str, str]  # slides without tiles or features, with the reason
+    slides_without_label: tuple[str, ...]  # ids of slides without any label
+    failed: Mapping[str, str]  # why tiles or features could not be read, by slide id
 
     def slides_in(self, split: str) -> list[RunSlide]:
         return [slide for slide in self.slides if slide.split == split]
 
     def training_labels(self) -> dict[str, list[Label]]:
-        """Return the labels of the training slides, from which class weights are computed."""
+        """Return the labels of the training slides by target, to compute class weights."""
         return {target: [slide.labels[target] for slide in self.slides_in(TRAIN)] for target in self.targets}
 
     @property
-    def columns(self) -> list[str]:
+    def split_csv_columns(self) -> list[str]:
         """The columns of split.csv."""
         return ["slide_id", "patient_id", "cohort", "split", *self.targets, "tiles", "digest"]
 
-    def rows(self) -> list[list[str]]:
-        """Return the rows of split.csv: the slides of the run, with digests that show whether they changed."""
+    def split_csv_rows(self) -> list[list[str]]:
+        """Return the rows of split.csv: one per slide, with a digest to detect changes of its tiles or features."""
         return [
             [
                 *(slide.row.slide_id, slide.row.patient_id, slide.row.cohort or "", slide.split),
@@ -121,11 +124,11 @@ def read_run_data(config: RunConfig) -> RunData:
     rows = [row for row in cohort.rows if row.slide_id in splits]
     labelled = [row for row in rows if any(label is not None for label in labels_by_slide[row.slide_id].values())]
     unlabelled = {row.slide_id for row in rows} - {row.slide_id for row in labelled}
-    find = _find_features if config.adaptation.method == "fixed" else _find_tiles
+    find_inputs = _find_features if config.adaptation.method == "fixed" else _find_tiles
     slides, failed = [], {}
     for row in labelled:
         try:
-            tiles, features = find(config, row)
+            tiles, features = find_inputs(config, row)
         except TapfmError as error:
             failed[row.slide_id] = error.message
         else:
@@ -137,7 +140,7 @@ def read_run_data(config: RunConfig) -> RunData:
 
 
 def _read_run_cohort(config: RunConfig) -> Cohort:
-    """Read the cohort table; options in hints are replaced by settings of RUN.toml."""
+    """Read the cohort table. Hints of errors name settings of RUN.toml instead of command-line options."""
     try:
         return read_cohort(config.cohort.table, config.cohort.slides, must_exist=config.adaptation.method != "fixed")
     except CohortError as error:
@@ -200,17 +203,17 @@ def _check_both_classes(config: RunConfig, data: RunData, column: str) -> None:
 
 
 def list_labelled_slides(slides: Sequence[RunSlide]) -> list[LabelledSlide]:
-    """Return the slides with their labels, without tiles."""
+    """Return the ids, labels and splits of the slides, without tiles or features."""
     return [
         LabelledSlide(slide.row.slide_id, slide.row.patient_id, slide.labels, slide.split, slide.row.cohort)
         for slide in slides
     ]
 
 
-def describe_changes(before: Sequence[Mapping[str, str]], data: RunData) -> list[str]:
-    """Return how the rows of a split.csv differ from the slides of a run, one line per difference."""
-    old = {row["slide_id"]: row for row in before}
-    new = {row[0]: dict(zip(data.columns, row, strict=True)) for row in data.rows()}
+def describe_changes(split_rows: Sequence[Mapping[str, str]], data: RunData) -> list[str]:
+    """Return how the current data differs from the rows of a split.csv, one line per difference."""
+    old = {row["slide_id"]: row for row in split_rows}
+    new = {row[0]: dict(zip(data.split_csv_columns, row, strict=True)) for row in data.split_csv_rows()}
     lines = []
     if gone := [slide_id for slide_id in old if slide_id not in new]:
         lines.append(f"{len(gone):,} slides were removed: {_list_some(gone)}")
@@ -230,7 +233,7 @@ def _list_some(names: Sequence[str]) -> str:
 
 
 def split_sizes_table(data: RunData) -> Table:
-    """Return the numbers of patients, slides and labels of each split."""
+    """Return a table with the number of patients, slides and labels of each split."""
     columns = [Column("split", text=True), Column("patients"), Column("slides")]
     columns += label_count_columns(data.targets)
     rows = []

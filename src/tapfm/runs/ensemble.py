@@ -18,19 +18,20 @@ if TYPE_CHECKING:
     from tapfm.runs.saved_model import SavedModel
 
 _ENSEMBLE_FILE = "ensemble.json"
-_EXPORT_FILE = "tapfm.json"  # marks an export, as config.toml marks a run
+_EXPORT_METADATA_FILE = "tapfm.json"  # a folder with this file is an export; a folder with config.toml is a run
 EnsembleKind = Literal["folds", "seeds"]
 _FORMAT_HINT = (
-    'Its format is {"kind": "folds" or "seeds", "members": [folders of runs or exports, relative to its own folder]}.'
+    'ensemble.json must be {"kind": "folds" or "seeds", "members": [folders of runs or exports]}. '
+    "The folders are relative to the folder of ensemble.json."
 )
 
 
 @dataclass(frozen=True)
 class _Ensemble:
-    """Folders of the members, and how they differ."""
+    """Contents of ensemble.json: the folders of the members, and how the members differ."""
 
     members: tuple[Path, ...]
-    kind: EnsembleKind  # folds: test slides of one member are training slides of the others
+    kind: EnsembleKind  # with folds, test slides of one member are training slides of other members
 
 
 def write_ensemble(folder: Path, members: Sequence[Path], kind: EnsembleKind) -> None:
@@ -66,7 +67,10 @@ def _read_ensemble(folder: Path) -> _Ensemble:
 
 
 def find_member_folders(path: Path) -> tuple[tuple[Path, ...], EnsembleKind | None]:
-    """Return the folders of the members of an ensemble, and its kind; a run or an export is its own only member."""
+    """Return the folders of the members of an ensemble, and its kind.
+
+    For a run or an export: its folder as the only member, and None.
+    """
     if (path / _ENSEMBLE_FILE).is_file():
         ensemble = _read_ensemble(path)
         return ensemble.members, ensemble.kind
@@ -75,7 +79,8 @@ def find_member_folders(path: Path) -> tuple[tuple[Path, ...], EnsembleKind | No
     if not path.exists():
         problem = f"The folder {path} does not exist."
     else:
-        problem = f"{path} is not a run, export or ensemble: it has no config.toml, {_EXPORT_FILE} or {_ENSEMBLE_FILE}."
+        files = f"config.toml, {_EXPORT_METADATA_FILE} or {_ENSEMBLE_FILE}"
+        problem = f"{path} is not a run, export or ensemble: it has no {files}."
     raise RunError(problem, hint="Pass the --out folder of a tapfm train or tapfm export command.")
 
 
@@ -84,7 +89,7 @@ def is_run(path: Path) -> bool:
 
 
 def is_export(path: Path) -> bool:
-    return (path / _EXPORT_FILE).is_file()
+    return (path / _EXPORT_METADATA_FILE).is_file()
 
 
 def load_member(folder: Path, device: torch.device | None = None) -> SavedModel:
@@ -97,7 +102,7 @@ def load_member(folder: Path, device: torch.device | None = None) -> SavedModel:
 def check_same_targets(path: Path, members: Sequence[Path], targets: Sequence[tuple[str, ...]]) -> None:
     """Raise RunError if the members of an ensemble do not predict the same targets."""
     if len(set(targets)) > 1:
-        lines = [f"{member}: {', '.join(of_member)}" for member, of_member in zip(members, targets, strict=True)]
+        lines = [f"{member}: {', '.join(names)}" for member, names in zip(members, targets, strict=True)]
         raise RunError(
             f"The members of {path} predict different targets:\n  " + "\n  ".join(lines),
             hint="Build ensembles from runs with the same task.targets.",

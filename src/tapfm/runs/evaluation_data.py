@@ -1,4 +1,4 @@
-"""Select the slides of an evaluation: held-out slides of the run's own cohort, or another cohort."""
+"""Select the slides of an evaluation: held-out slides of the cohort of the run, or slides of another cohort."""
 
 from __future__ import annotations
 
@@ -21,90 +21,100 @@ _MAX_LISTED = 10  # slides, or patients, named in a message
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """The requested cohort, folders and split; None means as in the run."""
+    """Options of an evaluation. A path that is None is taken from the configuration of the run."""
 
-    cohort: Path | None = None
-    slides: Path | None = None
-    tiles: Path | None = None
-    features: Path | None = None
-    split: str | None = None
-    allow_overlap: bool = False
+    cohort_table: Path | None = None
+    slides_folder: Path | None = None
+    tiles_folder: Path | None = None
+    features_folder: Path | None = None
+    split: str | None = None  # None: the test split of the cohort of the run, or every slide of another cohort
+    allow_overlap: bool = False  # whether patients of another cohort may be in training or validation
 
 
 @dataclass(frozen=True)
-class EvaluatedSlides:
-    """The slides of an evaluation, excluded slides, and notes for the report."""
+class EvaluationSlides:
+    """The slides to evaluate, excluded slides, and notes for the report."""
 
     slides: tuple[RunSlide, ...]
-    table: Path
+    cohort_table: Path
     split: str | None  # None: every labelled slide of another cohort
-    is_own_cohort: bool  # whether these are slides of the cohort of the run
-    absent_targets: tuple[str, ...]  # targets without a column in the table
-    without_label: tuple[str, ...]
-    failed: Mapping[str, str]
+    is_training_cohort: bool  # whether this is the cohort of the run; False: another cohort
+    missing_targets: tuple[str, ...]  # targets of the model without a column in the cohort table
+    slides_without_label: tuple[str, ...]  # ids of slides without a label of any target
+    failed: Mapping[str, str]  # why tiles or features could not be read, by slide id
     notes: tuple[str, ...]
-    tiles: Path | None
-    features: Path | None  # None: tiles are encoded
+    tiles_folder: Path | None
+    features_folder: Path | None  # None: features are computed from the tiles
 
-    def content_digests(self) -> dict[str, str]:
-        """Return a digest of the tiles and slide files, or of the features, by slide id."""
+    def input_digests(self) -> dict[str, str]:
+        """Return digests by slide id that change with the tiles and slide files, or with the stored features."""
         return {
-            slide.row.slide_id: slide.content_digest + (slide.files_digest or "" if slide.features is None else "")
+            slide.row.slide_id: slide.content_digest
+            + (slide.slide_files_digest or "" if slide.features is None else "")
             for slide in self.slides
         }
 
 
-def read_evaluated_slides(model_folder: ModelFolder, request: EvaluationRequest) -> EvaluatedSlides:
-    """Find the slides, and check everything that can be checked without opening one."""
+def read_evaluation_slides(model_folder: ModelFolder, request: EvaluationRequest) -> EvaluationSlides:
+    """Find the slides to evaluate, and check everything that can be checked without opening a slide."""
     split = None if request.split is None else request.split.lower()
     if split not in (None, ALL):
         split = parse_split(split)
-    own = request.cohort is None
-    table, slides_folder, tiles, features = _find_sources(model_folder, request)
-    cohort = read_cohort(table, slides_folder, must_exist=False)  # a missing slide file fails only that slide
-    absent = () if own else tuple(each for each in model_folder.targets if each not in cohort.label_names)
-    if len(absent) == len(model_folder.targets):
+    is_training_cohort = request.cohort_table is None
+    cohort_table, slides_folder, tiles_folder, features_folder = _find_sources(model_folder, request)
+    cohort = read_cohort(cohort_table, slides_folder, must_exist=False)  # a missing slide file fails only that slide
+    missing_targets: tuple[str, ...] = ()
+    if not is_training_cohort:
+        missing_targets = tuple(each for each in model_folder.targets if each not in cohort.label_names)
+    if len(missing_targets) == len(model_folder.targets):
         read_labels(cohort, model_folder.targets)  # raises an error that lists the columns
-    labels = read_labels(cohort, {name: kind for name, kind in model_folder.targets.items() if name not in absent})
-    splits = _select_own_splits(model_folder, cohort, split or TEST) if own else _select_external_splits(cohort, split)
-    chosen, without_label, failed = [], [], {}
+    known_targets = {name: kind for name, kind in model_folder.targets.items() if name not in missing_targets}
+    labels = read_labels(cohort, known_targets)
+    if is_training_cohort:
+        splits = _select_training_cohort_splits(model_folder, cohort, split or TEST)
+    else:
+        splits = _select_external_splits(cohort, split)
+    chosen, slides_without_label, failed = [], [], {}
     for i, row in enumerate(cohort.rows):
         if row.slide_id not in splits:
             continue
-        known = {target: labels[target][i] if target in labels else None for target in model_folder.targets}
-        if all(label is None for label in known.values()):
-            without_label.append(row.slide_id)
+        slide_labels = {target: labels[target][i] if target in labels else None for target in model_folder.targets}
+        if all(label is None for label in slide_labels.values()):
+            slides_without_label.append(row.slide_id)
             continue
         try:
-            slide = RunSlide(row, splits[row.slide_id], known, *_find_inputs(row, tiles, features))
+            inputs = _find_inputs(row, tiles_folder, features_folder)
+            slide = RunSlide(row, splits[row.slide_id], slide_labels, *inputs)
         except TapfmError as error:
             failed[row.slide_id] = error.message
         else:
             chosen.append(slide)
-    _check_not_empty(cohort, chosen, failed, tiles, features, split)
-    if features is None:
+    _check_not_empty(cohort, chosen, failed, tiles_folder, features_folder, split)
+    if features_folder is None:
         _check_slide_files(cohort, [slide.row for slide in chosen])
-    if own:
+    if is_training_cohort:
         _check_cohort_unchanged(model_folder, chosen)
-    notes = _check_overlap(model_folder, chosen, own=own, allow=request.allow_overlap)
-    if own and (split or TEST) != TEST:
+    notes = _check_overlap(
+        model_folder, chosen, is_training_cohort=is_training_cohort, allow_overlap=request.allow_overlap
+    )
+    if is_training_cohort and (split or TEST) != TEST:
         notes.insert(0, _not_held_out_warning(split or TEST))
-    return EvaluatedSlides(
+    return EvaluationSlides(
         tuple(chosen),
-        table,
-        (split or TEST) if own else split,
-        own,
-        absent,
-        tuple(without_label),
+        cohort_table,
+        (split or TEST) if is_training_cohort else split,
+        is_training_cohort,
+        missing_targets,
+        tuple(slides_without_label),
         failed,
         tuple(notes),
-        tiles,
-        features,
+        tiles_folder,
+        features_folder,
     )
 
 
 def _not_held_out_warning(split: str) -> str:
-    """Return the warning for metrics on slides that were used for training or validation."""
+    """Return the warning for an evaluation on slides that were used for training or validation."""
     uses = {TRAIN: "trained on these slides", VALIDATION: "selected on these slides"}
     use = uses.get(split, "trained on some of these slides")
     return f"NOT HELD OUT: the model was {use}, so these metrics are optimistic."
@@ -113,26 +123,29 @@ def _not_held_out_warning(split: str) -> str:
 def _find_sources(
     model_folder: ModelFolder, request: EvaluationRequest
 ) -> tuple[Path, Path | None, Path | None, Path | None]:
-    """Return the paths of the table, slides, tiles and features; models with an adapted encoder cannot use features."""
+    """Return the cohort table and the folders of slides, tiles and features: those requested, or those of the run.
+
+    Raises InputError if features are requested and the model cannot use them.
+    """
     config = model_folder.config
-    if request.features is not None and model_folder.adapted:
+    if request.features_folder is not None and model_folder.adapted:
         raise InputError(
             f"{model_folder.path} has an adapted encoder, so features of the original encoder cannot be used.",
             hint="Use tiles instead: --tiles DIR",
         )
-    if request.features is not None and len({member.encoder for member in model_folder.members}) > 1:
+    if request.features_folder is not None and len({member.encoder for member in model_folder.members}) > 1:
         raise InputError(
             f"The members of {model_folder.path} have different encoders, so --features cannot be used.",
             hint="Use tiles instead: --tiles DIR",
         )
-    if request.cohort is not None:
-        if request.tiles is None and request.features is None:
+    if request.cohort_table is not None:
+        if request.tiles_folder is None and request.features_folder is None:
             raise InputError(
-                f"No tiles are given for {request.cohort}.",
+                f"No tiles are given for {request.cohort_table}.",
                 hint=f"Add --tiles DIR{'' if model_folder.adapted else ' or --features DIR'}. To create tiles: "
-                + format_command("tile", request.cohort, "--out", "tiles-external"),
+                + format_command("tile", request.cohort_table, "--out", "tiles-external"),
             )
-        return request.cohort, request.slides, request.tiles, request.features
+        return request.cohort_table, request.slides_folder, request.tiles_folder, request.features_folder
     if model_folder.ensemble == "folds":
         raise RunError(
             f"{model_folder.path} is an ensemble of folds: each slide of its cohort was used to train some member.",
@@ -143,13 +156,17 @@ def _find_sources(
             f"{model_folder.path} is an {model_folder.kind}, which does not contain its cohort.",
             hint="Add the cohort to evaluate on: --cohort COHORT.csv --tiles DIR",
         )
-    stored = config.tiles.features if not model_folder.adapted and request.tiles is None else None
-    tiles = request.tiles or config.tiles.folder
-    return config.cohort.table, request.slides or config.cohort.slides, tiles, request.features or stored
+    use_features_of_run = not model_folder.adapted and request.tiles_folder is None
+    return (
+        config.cohort.table,
+        request.slides_folder or config.cohort.slides,
+        request.tiles_folder or config.tiles.folder,
+        request.features_folder or (config.tiles.features if use_features_of_run else None),
+    )
 
 
-def _select_own_splits(model_folder: ModelFolder, cohort: Cohort, split: str) -> dict[str, str]:
-    """Return the split of each slide of the run's own cohort, for the slides in `split` (or all)."""
+def _select_training_cohort_splits(model_folder: ModelFolder, cohort: Cohort, split: str) -> dict[str, str]:
+    """Return the split of each slide of the cohort of the run that is in `split` (or ALL), by slide id."""
     config = model_folder.config
     assert config is not None
     splits = read_splits(cohort, config.cohort.fold)
@@ -157,7 +174,7 @@ def _select_own_splits(model_folder: ModelFolder, cohort: Cohort, split: str) ->
 
 
 def _select_external_splits(cohort: Cohort, split: str | None) -> dict[str, str]:
-    """Return the split of each slide of another cohort, for the slides in `split` (or all)."""
+    """Return the split of each slide of another cohort that is in `split` (None or ALL: all slides), by slide id."""
     if split is None or split == ALL:
         return {row.slide_id: row.split or "" for row in cohort.rows}
     if not any(row.split for row in cohort.rows):
@@ -168,15 +185,15 @@ def _select_external_splits(cohort: Cohort, split: str | None) -> dict[str, str]
 
 
 def _find_inputs(
-    row: SlideRow, tiles: Path | None, features: Path | None
+    row: SlideRow, tiles_folder: Path | None, features_folder: Path | None
 ) -> tuple[TileSet | None, StoredFeatures | None]:
-    """Return the tiles of a slide, or its stored features if `features` is given."""
-    if features is None:
-        assert tiles is not None
-        return read_slide_tiles(tiles, row.slide_id), None
-    path = find_feature_file(features, row.slide_id)
+    """Return the tiles of a slide, or its stored features if `features_folder` is given."""
+    if features_folder is None:
+        assert tiles_folder is not None
+        return read_slide_tiles(tiles_folder, row.slide_id), None
+    path = find_feature_file(features_folder, row.slide_id)
     if path is None:
-        raise CohortError(f"no feature file in {features}")
+        raise CohortError(f"no feature file in {features_folder}")
     return None, StoredFeatures(path, read_feature_metadata(path))
 
 
@@ -184,8 +201,8 @@ def _check_not_empty(
     cohort: Cohort,
     chosen: Sequence[RunSlide],
     failed: Mapping[str, str],
-    tiles: Path | None,
-    features: Path | None,
+    tiles_folder: Path | None,
+    features_folder: Path | None,
     split: str | None,
 ) -> None:
     """Raise CohortError if no slide can be evaluated."""
@@ -193,13 +210,14 @@ def _check_not_empty(
         return
     source = cohort.table_path or Path("COHORT.csv")
     if failed:
-        what, folder = ("features", features) if features is not None else ("tiles", tiles)
+        uses_features = features_folder is not None
+        what, folder = ("features", features_folder) if uses_features else ("tiles", tiles_folder)
         option = f"Use another folder: --{what} DIR"
         tile_command = format_command("tile", source, "--out", folder or "tiles")
         raise CohortError(
             f"{folder} has no {what} for any of the {format_count(len(failed), 'slide')} of {source}.",
             hint=f"{option}\nOr use tiles, which are then encoded: --tiles DIR"
-            if features is not None
+            if uses_features
             else f"{option}\nOr create them: {tile_command}",
         )
     of_split, hint = "", "Write 1, 0, or nothing (unknown) in the columns of the targets."
@@ -221,9 +239,9 @@ def _check_cohort_unchanged(model_folder: ModelFolder, slides: Sequence[RunSlide
     """Raise RunError if the split, labels or tiles of a slide have changed since the run."""
     lines = []
     for member in model_folder.members:
-        recorded = {row["slide_id"]: row for row in member.slides()}
+        row_by_slide = {row["slide_id"]: row for row in member.read_slide_rows()}
         for slide in slides:
-            if (row := recorded.get(slide.row.slide_id)) is not None:
+            if (row := row_by_slide.get(slide.row.slide_id)) is not None:
                 lines += [f"{slide.row.slide_id}: {each}" for each in _describe_slide_changes(slide, row, member)]
     if lines:
         shown = lines[:_MAX_LISTED] + (
@@ -231,42 +249,48 @@ def _check_cohort_unchanged(model_folder: ModelFolder, slides: Sequence[RunSlide
         )
         raise RunError(
             f"The cohort has changed since {model_folder.path} was trained:\n  " + "\n  ".join(shown),
-            hint="Undo the changes, or evaluate it as another cohort: --cohort COHORT.csv --tiles DIR",
+            hint="Undo the changes, or evaluate on the changed cohort: --cohort COHORT.csv --tiles DIR",
         )
 
 
 def _describe_slide_changes(slide: RunSlide, row: Mapping[str, str], member: ModelMember) -> list[str]:
     """Return how a slide differs from its row in the split.csv of the run."""
-    found = []
+    changes = []
     if row["split"] != slide.split:
-        found.append(f"split was '{row['split']}', is now '{slide.split}'")
+        changes.append(f"split was '{row['split']}', is now '{slide.split}'")
     for target, kind in member.targets.items():
         label = kind.format_label(slide.labels[target])
         if row[target] != label:
-            found.append(f"{target} was '{row[target]}', is now '{label}'")
-    # with a fixed encoder, the recorded digest is of the features, not of the tiles
+            changes.append(f"{target} was '{row[target]}', is now '{label}'")
+    # with a fixed encoder, the digest in split.csv is that of the features, so tiles cannot be compared with it
     comparable = member.adapted or slide.features is not None
     if comparable and row["digest"] != slide.content_digest:
-        found.append("its tiles have changed" if member.adapted else "its features have changed")
-    return found
+        changes.append("its tiles have changed" if member.adapted else "its features have changed")
+    return changes
 
 
-def _check_overlap(model_folder: ModelFolder, slides: Sequence[RunSlide], *, own: bool, allow: bool) -> list[str]:
-    """Return notes for the report. Raises CohortError if patients were used for training, unless `allow`."""
-    seen = model_folder.seen_patients()
-    unknown = any(member.config is None for member in model_folder.members)
+def _check_overlap(
+    model_folder: ModelFolder, slides: Sequence[RunSlide], *, is_training_cohort: bool, allow_overlap: bool
+) -> list[str]:
+    """Return notes for the report about patients that were used for training or validation.
+
+    Raises CohortError if there are such patients, unless `allow_overlap`. In the cohort of the run, only the test
+    split is checked.
+    """
+    seen = model_folder.find_seen_patients()
+    has_export = any(member.config is None for member in model_folder.members)
     notes = [
         "tapfm cannot check whether these patients were used for training: an export does not contain patient ids."
-    ] * unknown
+    ] * has_export
     shared = {
         slide.row.patient_id: seen[slide.row.patient_id]
         for slide in slides
-        if slide.row.patient_id in seen and (not own or slide.split == TEST)
+        if slide.row.patient_id in seen and (not is_training_cohort or slide.split == TEST)
     }
     if not shared:
         return notes
     named = [f"{patient} ({split})" for patient, split in sorted(shared.items())]
-    if not allow:
+    if not allow_overlap:
         raise CohortError(
             f"{format_count(len(shared), 'patient')} of this cohort were used for training or validation of "
             f"{model_folder.path}: {format_names(named, _MAX_LISTED)}.",
@@ -276,7 +300,10 @@ def _check_overlap(model_folder: ModelFolder, slides: Sequence[RunSlide], *, own
 
 
 def read_run_slides(member: ModelMember) -> list[RunSlide]:
-    """Return the slides in the split.csv of a run, with their tiles and features if these still exist."""
+    """Return the slides in the split.csv of a run, with tiles and features as far as the files still exist.
+
+    The list is empty for an export, or if the cohort table cannot be read.
+    """
     config = member.config
     if config is None:
         return []
@@ -286,19 +313,19 @@ def read_run_slides(member: ModelMember) -> list[RunSlide]:
         return []
     rows = {row.slide_id: row for row in cohort.rows}
     found = []
-    for recorded in member.slides():
-        row = rows.get(recorded["slide_id"])
+    for split_row in member.read_slide_rows():
+        row = rows.get(split_row["slide_id"])
         if row is not None:
-            labels = {target: kind.parse_label(recorded[target]) for target, kind in member.targets.items()}
-            slide = RunSlide(row, recorded["split"], labels)
+            labels = {target: kind.parse_label(split_row[target]) for target, kind in member.targets.items()}
+            slide = RunSlide(row, split_row["split"], labels)
             found.append(attach_inputs(slide, config.tiles.folder, config.tiles.features))
     return found
 
 
-def attach_inputs(slide: RunSlide, tiles: Path | None, features: Path | None) -> RunSlide:
+def attach_inputs(slide: RunSlide, tiles_folder: Path | None, features_folder: Path | None) -> RunSlide:
     """Return the slide with its tiles and features, as far as they exist in these folders."""
     found = slide
-    for folder, kind in ((tiles, "tiles"), (features, "features")):
+    for folder, kind in ((tiles_folder, "tiles"), (features_folder, "features")):
         if folder is None or getattr(found, kind) is not None:
             continue
         try:

@@ -1,4 +1,4 @@
-"""Export a run: the adapted encoder as a timm folder, the aggregator, and a model card."""
+"""Export the model of a run: the adapted encoder as a timm folder, the aggregator, metadata and a model card."""
 
 from __future__ import annotations
 
@@ -29,7 +29,14 @@ from tapfm.runs.folder import RunFolder
 from tapfm.runs.hub import check_hub_token, check_licence_allows_sharing, check_repository_name, push_folder
 from tapfm.runs.model import SlideModel
 from tapfm.runs.model_card import format_model_card
-from tapfm.runs.saved_model import AGGREGATOR_FILE, DESCRIPTION_FILE, SavedModel, load_aggregator, load_export, load_run
+from tapfm.runs.saved_model import (
+    AGGREGATOR_FILE,
+    EXPORT_METADATA_FILE,
+    SavedModel,
+    load_aggregator,
+    load_export,
+    load_run,
+)
 from tapfm.runs.thresholds import choose_export_thresholds
 from tapfm.runtime.files import write_atomically
 from tapfm.runtime.output_folder import check_no_other_files, lock_folder, remove_unfinished
@@ -37,7 +44,7 @@ from tapfm.runtime.seeding import make_rng
 from tapfm.tasks.catalog import target_kinds
 from tapfm.version import __version__
 
-_TILES = 4  # in the bag that the check uses
+_CHECK_TILES = 4  # number of random tiles to compare the export with the run
 
 
 def export_run(
@@ -55,16 +62,17 @@ def export_run(
     if push_to is not None:
         check_repository_name(push_to)
         check_licence_allows_sharing(saved.card, despite_no_derivatives=despite_no_derivatives)
-        if not saved.description["encoder"]["adapted"]:
+        if not saved.metadata["encoder"]["adapted"]:
             raise InputError(
                 f"{run} has a fixed encoder, so there is no adapted encoder to push.",
                 hint="Omit --push-to-hub to export only its aggregator.",
             )
         check_hub_token()
     check_replaceable_model(out)
-    if not (out / AGGREGATOR_FILE).exists():  # README.md would be overwritten, and all files would be pushed
-        unfinished = (WEIGHTS_FILE, CONFIG_FILE)  # files of an interrupted export
-        check_no_other_files(out, allowed=unfinished, hint="Choose a new folder with --out, such as exported.")
+    if not (out / AGGREGATOR_FILE).exists():
+        # a new export must not overwrite README.md of another project, nor push its files
+        written_first = (WEIGHTS_FILE, CONFIG_FILE)  # an interrupted export may have left them
+        check_no_other_files(out, allowed=written_first, hint="Choose a new folder with --out, such as exported.")
     _check_not_base_weights(run_folder, out)
     if not force:
         _check_same_run(run_folder, out)
@@ -72,8 +80,8 @@ def export_run(
         remove_unfinished(out)
         _write_export(saved, run_folder, out)
         _check_export(saved, out)
-    if run_folder.last.exists() and not run_folder.finished():
-        done = run_folder.epochs_done()
+    if run_folder.last_checkpoint.exists() and not run_folder.is_training_finished():
+        done = run_folder.count_epochs()
         console.print(f"The run is not finished. Exporting the best of {done:,} epoch{'s' * (done > 1)} so far.")
     parts = "encoder (timm), aggregator" if saved.model.encoder is not None else "aggregator"
     message = f"Exported to {out}: {parts} and model card. Check passed: the export gives the same logits as the run."
@@ -92,10 +100,10 @@ def export_run(
 def _check_same_run(run_folder: RunFolder, out: Path) -> None:
     """Raise InputError if the folder contains the export of another run."""
     try:
-        exported_run = json.loads((out / DESCRIPTION_FILE).read_text("utf-8")).get("run")
+        exported_run = json.loads((out / EXPORT_METADATA_FILE).read_text("utf-8")).get("run")
     except (OSError, ValueError, AttributeError):
         return
-    if exported_run != run_folder.identity():
+    if exported_run != run_folder.compute_run_id():
         raise InputError(
             f"{out} contains the export of another run.",
             hint="Choose another folder with --out, or replace it with --force.",
@@ -103,8 +111,8 @@ def _check_same_run(run_folder: RunFolder, out: Path) -> None:
 
 
 def _check_not_base_weights(run_folder: RunFolder, out: Path) -> None:
-    """Raise InputError if the export would overwrite the base weights of the run, which resuming and exporting need."""
-    base = run_folder.settings()["encoder"].get("weights")
+    """Raise InputError if `out` contains the base weights of the run, which the run still needs."""
+    base = run_folder.read_settings()["encoder"].get("weights")
     if base is not None and Path(base).resolve() in (out.resolve(), (out / WEIGHTS_FILE).resolve()):
         raise InputError(
             f"{out} contains the base weights of the run {run_folder.folder}.", hint="Choose another folder with --out."
@@ -112,53 +120,53 @@ def _check_not_base_weights(run_folder: RunFolder, out: Path) -> None:
 
 
 def _write_export(saved: SavedModel, run_folder: RunFolder, out: Path) -> None:
-    """Write encoder, aggregator, model card and description; the description last, as it marks a complete export."""
+    """Write encoder, aggregator, model card and tapfm.json; tapfm.json last, because it marks a complete export."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / DESCRIPTION_FILE).unlink(missing_ok=True)
+    (out / EXPORT_METADATA_FILE).unlink(missing_ok=True)
     if saved.model.encoder is None:
         for name in (CONFIG_FILE, WEIGHTS_FILE):  # of an earlier export
             (out / name).unlink(missing_ok=True)
     else:
-        write_timm_folder(saved.model.encoder, saved.card, out, metadata={"targets": saved.description["targets"]})
+        write_timm_folder(saved.model.encoder, saved.card, out, metadata={"targets": saved.metadata["targets"]})
     aggregator = {f"aggregator/{name}": each.detach() for name, each in saved.model.aggregator.named_parameters()}
     save_checkpoint(out / AGGREGATOR_FILE, aggregator, {"tapfm": __version__, "kind": "aggregator"})
     write_atomically(
         out / "README.md", format_model_card(saved, run_folder, _compute_final_scores(run_folder)).encode()
     )
     thresholds = choose_export_thresholds(run_folder.folder, saved.model.task.targets)
-    description = {"tapfm": __version__} | saved.description | {"thresholds": thresholds}
-    write_atomically(out / DESCRIPTION_FILE, json.dumps(description, indent=2).encode())
+    metadata = {"tapfm": __version__} | saved.metadata | {"thresholds": thresholds}
+    write_atomically(out / EXPORT_METADATA_FILE, json.dumps(metadata, indent=2).encode())
 
 
 def _compute_final_scores(run_folder: RunFolder) -> Mapping[str, AucScores]:
-    """Compute the AUCs of a run by split; empty if the run is not finished."""
-    unit: Unit = run_folder.settings()["selection"]["unit"]
-    targets = target_kinds(run_folder.settings()["task"]["targets"])
-    found = {}
+    """Compute the AUCs of a run by split, from its predictions; empty if the run has not written predictions yet."""
+    unit: Unit = run_folder.read_settings()["selection"]["unit"]
+    targets = target_kinds(run_folder.read_settings()["task"]["targets"])
+    scores_by_split = {}
     for split in (VALIDATION, TEST):
         path = run_folder.folder / f"predictions-{split}.csv"
         if path.exists():
-            found[split] = compute_scores(read_predictions(path, targets), targets, unit)
-    return found
+            scores_by_split[split] = compute_scores(read_predictions(path, targets), targets, unit)
+    return scores_by_split
 
 
 @torch.no_grad()
 def _check_export(saved: SavedModel, out: Path) -> None:
-    """Load the export and compare its logits of random tiles with the run's. Raises WeightsMismatchError."""
+    """Load the export, and raise WeightsMismatchError if its logits for random tiles differ from those of the run."""
     model, noise = saved.model, make_rng("export")
-    coordinates = torch.arange(float(_TILES))[:, None].expand(-1, 2)  # adjacent tiles
+    coordinates = torch.arange(float(_CHECK_TILES))[:, None].expand(-1, 2)  # adjacent tiles
     if model.encoder is None:
-        feature_size = saved.description["aggregator"]["feature_size"]
-        features, attention = noise.normal(size=(_TILES, feature_size)), noise.random(_TILES)
+        feature_size = saved.metadata["aggregator"]["feature_size"]
+        features, attention = noise.normal(size=(_CHECK_TILES, feature_size)), noise.random(_CHECK_TILES)
         encoded = EncodedTiles(
             torch.tensor(features, dtype=torch.float32), torch.tensor(attention, dtype=torch.float32)
         )
-        loaded = replace(model, aggregator=load_aggregator(out, saved.description, model.device).train(False))
+        loaded = replace(model, aggregator=load_aggregator(out, saved.metadata, model.device).train(False))
         expected, found = (each.aggregator_for(coordinates)(*encoded).logits_C for each in (model, loaded))
     else:
         check_timm_folder(out, model.encoder)
         side = model.encoder.tile_px
-        tiles = torch.from_numpy(noise.integers(0, 256, (_TILES, 3, side, side), "uint8"))
+        tiles = torch.from_numpy(noise.integers(0, 256, (_CHECK_TILES, 3, side, side), "uint8"))
         loaded = load_export(out).model
         expected, found = (_predict_logits(each, tiles, coordinates) for each in (model, loaded))
     if not torch.allclose(expected, found, atol=1e-5):

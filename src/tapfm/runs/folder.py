@@ -12,6 +12,7 @@ curves.png, summary.md, tensorboard/
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import platform
@@ -19,18 +20,23 @@ import shlex
 import sys
 import tomllib
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from tapfm.config.changes import changed_settings
+from tapfm.config.changes import describe_changed_settings
 from tapfm.config.settings import RunConfig
 from tapfm.config.text import format_config
 from tapfm.errors import CheckpointError, RunError
-from tapfm.runs.checkpoint import check_disk_space, load_checkpoint, read_description, save_checkpoint, total_bytes
+from tapfm.runs.checkpoint import (
+    check_disk_space,
+    load_checkpoint,
+    read_checkpoint_metadata,
+    save_checkpoint,
+    total_bytes,
+)
 from tapfm.runs.data import RunData, describe_changes
 from tapfm.runs.run_progress import RunProgress
 from tapfm.runtime.csv_files import csv_text, read_csv, write_csv
@@ -42,11 +48,11 @@ _MAX_LISTED = 10  # differences listed in an error
 
 
 class TrainingState(Protocol):
-    """Protocol of a model with its optimisers, whose state is saved in checkpoints."""
+    """A model with its optimisers, whose state is saved in checkpoints."""
 
     @property
     def moment_format(self) -> str:
-        """How the optimiser's moments are stored."""
+        """Storage format of the encoder's AdamW moments: float32, bfloat16 or int8."""
 
     def weights(self) -> dict[str, Tensor]:
         """Return the weights that training changes."""
@@ -55,10 +61,10 @@ class TrainingState(Protocol):
         """Return the weights and the state of the optimisers."""
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Load what `state` returned."""
+        """Load the tensors that `state` returned."""
 
     def restore_weights(self, state: Mapping[str, Tensor]) -> None:
-        """Load what `weights` returned."""
+        """Load the tensors that `weights` returned."""
 
 
 class RunFolder:
@@ -66,9 +72,10 @@ class RunFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.last = folder / "checkpoints" / "last.safetensors"
-        self.best = folder / "checkpoints" / "best.safetensors"
-        self.next_best = folder / "checkpoints" / "best.next.safetensors"
+        self.last_checkpoint = folder / "checkpoints" / "last.safetensors"
+        self.best_checkpoint = folder / "checkpoints" / "best.safetensors"
+        # a new best epoch, until the last checkpoint of that epoch is saved
+        self.next_best_checkpoint = folder / "checkpoints" / "best.next.safetensors"
 
     @property
     def has_run(self) -> bool:
@@ -76,50 +83,51 @@ class RunFolder:
         return (self.folder / "config.toml").exists()
 
     def create(self, config: RunConfig, data: RunData, environment: Mapping[str, Any]) -> None:
-        """Write environment, split and configuration of a new run; the configuration last, as it marks a run."""
+        """Write environment.json, split.csv and config.toml of a new run; config.toml last, because it marks a run."""
         (self.folder / "environment.json").unlink(missing_ok=True)  # of an attempt that failed to start
         self.add_environment(environment)
-        write_csv(self.folder / "split.csv", data.columns, data.rows())
+        write_csv(self.folder / "split.csv", data.split_csv_columns, data.split_csv_rows())
         write_atomically(self.folder / "config.toml", format_config(config).encode())
 
     def add_environment(self, environment: Mapping[str, Any]) -> None:
-        """Append to environment.json; a resumed run has several environments."""
-        text = json.dumps([*self.environments(), environment], indent=2)
+        """Append an environment to environment.json; a resumed run has several."""
+        text = json.dumps([*self.read_environments(), environment], indent=2)
         write_atomically(self.folder / "environment.json", text.encode())
 
-    def environments(self) -> list[dict[str, Any]]:
-        """Return the environments in which the run was started and resumed."""
+    def read_environments(self) -> list[dict[str, Any]]:
+        """Return the environments in which the run was started and resumed, in this order."""
         path = self.folder / "environment.json"
         return json.loads(path.read_text("utf-8")) if path.exists() else []
 
-    def identity(self) -> str:
+    def compute_run_id(self) -> str:
         """Return an id of the run, computed from its configuration and split."""
-        return fingerprint(self.settings(), (self.folder / "split.csv").read_text("utf-8"))[:16]
+        return fingerprint(self.read_settings(), (self.folder / "split.csv").read_text("utf-8"))[:16]
 
-    def settings(self) -> dict[str, Any]:
-        """Return the contents of config.toml, unchecked."""
+    def read_settings(self) -> dict[str, Any]:
+        """Return the contents of config.toml, without checking them."""
         return tomllib.loads((self.folder / "config.toml").read_text("utf-8"))
 
-    def slides(self) -> list[dict[str, str]]:
-        """Return the rows of split.csv."""
+    def read_slide_rows(self) -> list[dict[str, str]]:
+        """Return the rows of split.csv, one per slide."""
         return read_csv(self.folder / "split.csv")
 
     def check_unchanged(self, config: RunConfig, data: RunData, resume_command: str) -> None:
-        """Raise RunError, with the differences, if the configuration or cohort is not that of the run."""
-        lines = changed_settings(self.settings(), config.as_tables())
-        lines += describe_changes(self.slides(), data)
+        """Raise RunError if the configuration or the slides differ from those the run was started with."""
+        lines = describe_changed_settings(self.read_settings(), config.as_tables())
+        lines += describe_changes(self.read_slide_rows(), data)
         if lines:
             shown = lines[:_MAX_LISTED] + (
                 [f"... and {len(lines) - _MAX_LISTED:,} more"] if len(lines) > _MAX_LISTED else []
             )
             raise RunError(
                 f"{self.folder} was started with different settings or data:\n  " + "\n  ".join(shown),
-                hint=f"Resume with the original ones: {resume_command}\nOr start a new run with another --out.",
+                hint=f"Resume with the original settings and data: {resume_command}\n"
+                "Or start a new run with another --out.",
             )
 
     def check_same_weights(self, sha256: str | None) -> None:
-        """Raise RunError if the base weights are not those that the run was started with."""
-        expected = self.environments()[0]["weights_sha256"] if self.environments() else sha256
+        """Raise RunError if this is not the SHA-256 of the encoder weights that the run was started with."""
+        expected = self.read_environments()[0]["weights_sha256"] if self.read_environments() else sha256
         if sha256 != expected:
             raise RunError(
                 f"{self.folder} was started with different encoder weights: SHA-256 {expected}, but the weights found "
@@ -128,50 +136,50 @@ class RunFolder:
             )
 
     def load_progress(self, learner: TrainingState) -> RunProgress | None:
-        """Restore the last checkpoint into the learner and return its progress, or None without a checkpoint."""
-        if not self.last.exists():
+        """Load the last checkpoint into the learner and return its progress, or None without a checkpoint."""
+        if not self.last_checkpoint.exists():
             return None
-        tensors, description = load_checkpoint(self.last)
-        if description.get("run") != self.identity():
+        tensors, metadata = load_checkpoint(self.last_checkpoint)
+        if metadata.get("run") != self.compute_run_id():
             raise RunError(
-                f"{self.last} does not belong to the config.toml and split.csv in {self.folder}.",
+                f"{self.last_checkpoint} does not belong to the config.toml and split.csv in {self.folder}.",
                 hint="Restore the original files of the run, or start a new run with another --out.",
             )
         learner.restore(tensors)
-        progress = RunProgress.from_json(description["progress"])
+        progress = RunProgress.from_json(metadata["progress"])
         self.promote_best(progress)
         return progress
 
-    def saved_moment_format(self) -> str:
-        """Return how the optimiser's moments are stored in the last checkpoint."""
-        return str(read_description(self.last).get("moments", "float32"))
+    def read_moment_format(self) -> str:
+        """Return the storage format of the AdamW moments in the last checkpoint."""
+        return str(read_checkpoint_metadata(self.last_checkpoint).get("moments", "float32"))
 
     def load_best(self, learner: TrainingState) -> dict[str, Any]:
-        """Load the weights of the best epoch into the learner; return the description of the checkpoint."""
-        tensors, description = load_checkpoint(self.best)
+        """Load the weights of the best epoch into the learner; return the metadata of the checkpoint."""
+        tensors, metadata = load_checkpoint(self.best_checkpoint)
         learner.restore_weights(tensors)
-        return description
+        return metadata
 
     def check_disk_space(self, learner: TrainingState) -> None:
-        """Raise DiskFullError if there is no space for both checkpoints, each twice while it is replaced."""
+        """Raise DiskFullError if there is no space for both checkpoints and the old files that they replace."""
         weights = total_bytes(learner.weights())
-        moments = 2 * weights
-        existing = sum(path.stat().st_size for path in (self.last, self.best) if path.exists())
+        moments = 2 * weights  # AdamW has two moments per weight
+        existing = sum(path.stat().st_size for path in (self.last_checkpoint, self.best_checkpoint) if path.exists())
         check_disk_space(
             self.folder, max(0, 2 * (weights + moments) + 2 * weights - existing), "the checkpoints of this run"
         )
 
     def save_last(self, learner: TrainingState, progress: RunProgress) -> None:
-        """Save the complete state for resuming, and the tables of the run."""
-        description = {
+        """Save the complete state for resuming, and write the tables of the run."""
+        metadata = {
             "tapfm": __version__,
             "kind": "last",
-            "run": self.identity(),
+            "run": self.compute_run_id(),
             "moments": learner.moment_format,
-            "config": self.settings(),
+            "config": self.read_settings(),
             "progress": progress.as_json(),
         }
-        save_checkpoint(self.last, learner.state(), description)
+        save_checkpoint(self.last_checkpoint, learner.state(), metadata)
         self.promote_best(progress)
         self.write_tables(progress)
 
@@ -183,46 +191,47 @@ class RunFolder:
 
     def save_best(self, learner: TrainingState, progress: RunProgress) -> None:
         """Save the weights of the best epoch so far."""
-        description = {
+        metadata = {
             "tapfm": __version__,
             "kind": "best",
             "epoch": (progress.best_epoch or 0) + 1,
             "score": progress.best_score,
             "row": progress.history[-1],
         }
-        save_checkpoint(self.next_best, learner.weights(), description)
+        save_checkpoint(self.next_best_checkpoint, learner.weights(), metadata)
 
     def promote_best(self, progress: RunProgress) -> None:
-        """Replace the best checkpoint by the next best if the last checkpoint refers to it; delete it otherwise.
+        """Replace the best checkpoint by the next best if the last checkpoint (`progress`) includes its epoch.
 
-        A run that is stopped between both writes repeats the epoch, which may give a lower score on a GPU.
+        Otherwise delete the next best: the run was stopped before the last checkpoint was saved. It repeats this epoch,
+        and on a GPU the score may then be lower.
         """
-        if self.next_best.exists():
-            if read_description(self.next_best)["epoch"] == (progress.best_epoch or 0) + 1:
-                self.next_best.replace(self.best)
+        if self.next_best_checkpoint.exists():
+            if read_checkpoint_metadata(self.next_best_checkpoint)["epoch"] == (progress.best_epoch or 0) + 1:
+                self.next_best_checkpoint.replace(self.best_checkpoint)
             else:
-                self.next_best.unlink()
+                self.next_best_checkpoint.unlink()
 
-    def finished(self) -> bool:
+    def is_training_finished(self) -> bool:
         """Return whether training has finished, according to the last checkpoint."""
-        return bool(self._saved_progress()["finished"])
+        return bool(self._read_saved_progress()["finished"])
 
-    def epochs_done(self) -> int:
+    def count_epochs(self) -> int:
         """Return the number of finished epochs, according to the last checkpoint."""
-        return len(self._saved_progress()["history"])
+        return len(self._read_saved_progress()["history"])
 
-    def _saved_progress(self) -> dict[str, Any]:
+    def _read_saved_progress(self) -> dict[str, Any]:
         try:
-            progress = read_description(self.last)["progress"]
+            progress = read_checkpoint_metadata(self.last_checkpoint)["progress"]
             return {name: progress[name] for name in ("finished", "history")}
         except (KeyError, TypeError) as error:
             raise CheckpointError(
-                f"{self.last} has no training progress.", hint="Start a new run with another --out."
+                f"{self.last_checkpoint} has no training progress.", hint="Start a new run with another --out."
             ) from error
 
 
 def format_failures(failed: Mapping[str, str], skipped: Mapping[str, SkippedTiles]) -> bytes:
-    """Return failures.csv: failed slides, and slides with skipped tiles."""
+    """Return the contents of failures.csv: failed slides, and slides with skipped tiles."""
     rows: list[list[object]] = [[slide_id, "failed", None, reason] for slide_id, reason in failed.items()]
     rows += [
         [slide_id, "tiles skipped", len(each.tiles), each.reason]
@@ -232,13 +241,13 @@ def format_failures(failed: Mapping[str, str], skipped: Mapping[str, SkippedTile
     return csv_text(["slide_id", "problem", "tiles_skipped", "reason"], rows).encode()
 
 
-def describe_environment(
+def collect_environment(
     device: torch.device,
     weights_sha256: str | None,
     features_source: str | None,
     tiles: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return what results may depend on in addition to the configuration."""
+    """Return versions, machine, weights and tiling: what results depend on besides the configuration."""
     packages = ("torch", "timm", "numpy", "openslide-python", "tifffile", "imagecodecs", "peft", "torchmil")
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return {
@@ -260,6 +269,6 @@ def describe_environment(
 def installed_version(package: str) -> str | None:
     """Return the installed version of a package, or None."""
     try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
         return None

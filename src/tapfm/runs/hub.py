@@ -9,10 +9,10 @@ from tapfm.encoders.card import EncoderCard
 from tapfm.errors import InputError, TapfmError
 from tapfm.runtime.files import UNFINISHED_SUFFIX
 
-_FLAG = "--despite-no-derivatives"
-_LOG_IN = "Log in with a token that has write access: hf auth login (or set HF_TOKEN)."
-_NEEDED = ("config.json", "model.safetensors")
-_NOT_PUSHED = [".*", "*/.*", f"*{UNFINISHED_SUFFIX}"]
+_PERMISSION_OPTION = "--despite-no-derivatives"
+_LOGIN_HINT = "Log in with a token that has write access: hf auth login (or set HF_TOKEN)."
+_REQUIRED_FILES = ("config.json", "model.safetensors")  # timm needs them to load the encoder from the hub
+_IGNORE_PATTERNS = [".*", "*/.*", f"*{UNFINISHED_SUFFIX}"]  # hidden and unfinished files, which are not pushed
 
 
 def push_folder(
@@ -21,7 +21,7 @@ def push_folder(
     """Create the repository if it does not exist, upload the folder, and return the URL."""
     check_repository_name(repository)
     check_licence_allows_sharing(card, despite_no_derivatives=despite_no_derivatives)
-    missing = [name for name in _NEEDED if not (folder / name).is_file()]
+    missing = [name for name in _REQUIRED_FILES if not (folder / name).is_file()]
     if missing:
         raise InputError(
             f"{folder} is not an exported encoder: it has no {' and no '.join(missing)}.",
@@ -33,7 +33,7 @@ def push_folder(
     try:
         hub = HfApi()
         address = str(hub.create_repo(repository, private=private, exist_ok=True))
-        if private and not hub.model_info(repository).private:  # it existed before
+        if private and not hub.model_info(repository).private:  # a repository that already existed
             raise InputError(
                 f"{address} exists and is public, so everybody could see the pushed files.",
                 hint=f"Choose another name, make it private on {address}/settings, or push with --public.",
@@ -42,7 +42,7 @@ def push_folder(
             repo_id=repository,
             folder_path=folder,
             commit_message=f"{card.name}, adapted with tapfm",
-            ignore_patterns=_NOT_PUSHED,
+            ignore_patterns=_IGNORE_PATTERNS,
         )
     except TapfmError:
         raise
@@ -56,22 +56,24 @@ def check_hub_token() -> None:
     from huggingface_hub import get_token
 
     if get_token() is None:
-        raise InputError("No user is logged in to the Hugging Face Hub on this machine.", hint=_LOG_IN)
+        raise InputError("No user is logged in to the Hugging Face Hub on this machine.", hint=_LOGIN_HINT)
 
 
 def check_repository_name(repository: str) -> None:
-    """Raise InputError if this is not a valid repository name."""
+    """Raise InputError if this is not a valid repository name of the Hugging Face Hub."""
     part = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
     valid = re.fullmatch(rf"{part}/{part}", repository) and not re.search(r"--|\.\.|\.git$", repository)
     if not valid or len(repository) > 96:
         raise InputError(
             f"'{repository}' is not a valid repository name.",
-            hint="Use owner/name: letters, digits, single '-' and '.', '_'; for example my-lab/uni-fgfr3.",
+            hint="Use owner/name, for example my-lab/uni-fgfr3, with at most 96 characters. Both parts may contain "
+            "letters, digits, '-', '_' and '.', but not '--' or '..'. They must start and end with a letter or digit, "
+            "and must not end with '.git'.",
         )
 
 
 def forbids_derivatives(licence: str) -> bool:
-    """Return whether a licence, as named in encoder cards, forbids sharing modified versions."""
+    """Return whether the licence of an encoder card forbids sharing modified versions."""
     return re.search(r"\bND\b|no[ -]?deriv", licence, re.IGNORECASE) is not None
 
 
@@ -80,12 +82,13 @@ def check_licence_allows_sharing(card: EncoderCard, *, despite_no_derivatives: b
     if forbids_derivatives(card.licence) and not despite_no_derivatives:
         raise InputError(
             f"The licence of {card.name} ({card.licence}) does not allow sharing adapted versions.",
-            hint=f"Do not share the exported folder. If the owners of {card.name} gave you permission: {_FLAG}",
+            hint="Do not share the exported folder. "
+            f"If the owners of {card.name} gave you permission: {_PERMISSION_OPTION}",
         )
 
 
 def _make_push_error(repository: str, error: Exception) -> InputError:
-    """Return the error for a failed push, with its reason."""
+    """Return the error to raise when a push failed, with the reason that the hub or the network gave."""
     causes: list[BaseException] = [error]
     while (cause := causes[-1].__cause__) is not None:
         causes.append(cause)
@@ -93,18 +96,19 @@ def _make_push_error(repository: str, error: Exception) -> InputError:
     status = next((response.status_code for response in responses if response is not None), None)
     owner = repository.partition("/")[0]
     if status == 401:
-        return InputError("The Hugging Face Hub rejected the token of this machine.", hint=_LOG_IN)
+        return InputError("The Hugging Face Hub rejected the token of this machine.", hint=_LOGIN_HINT)
     if status in (403, 404):
         return InputError(
             f"You have no write access to {repository} on the Hugging Face Hub.",
-            hint=f"Is {owner} your user name, or an organisation with write access for you? {_LOG_IN}",
+            hint=f"Is {owner} your user name, or an organisation with write access for you? {_LOGIN_HINT}",
         )
     reason = (str(causes[-1]) or type(causes[-1]).__name__).splitlines()[0]
     if status is None:
         return InputError(
-            f"{repository} could not be pushed: {reason}",
+            f"The model could not be pushed to {repository}: {reason}",
             hint="Check the network connection, then run the command again.",
         )
     return InputError(
-        f"The push to {repository} failed (HTTP status {status}): {reason}", hint="Run the command again later."
+        f"The model could not be pushed to {repository} (HTTP status {status}): {reason}",
+        hint="Run the command again later.",
     )

@@ -18,7 +18,7 @@ from tapfm.errors import CheckpointError, InputError
 class SlideModel:
     """A model for slides; without an encoder, its input is stored features.
 
-    compute_dtype: dtype of the encoder's autocast in training and validation; None: the precision of its weights.
+    compute_dtype: autocast dtype of the encoder in training and validation; None: no autocast.
     """
 
     encoder: VitEncoder | None
@@ -32,7 +32,7 @@ class SlideModel:
         return next(self.aggregator.parameters()).device
 
     def train(self, mode: bool = True) -> None:
-        """Switch both modules between training and evaluation mode."""
+        """Switch encoder and aggregator to training mode, or to evaluation mode if `mode` is False."""
         for module in (self.encoder, self.aggregator):
             if module is not None:
                 module.train(mode)
@@ -40,7 +40,7 @@ class SlideModel:
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters that training changes: the aggregator's, and those of the encoder that are not frozen.
 
-        The names are those of a checkpoint's tensors.
+        The names are those of the tensors in checkpoints.
         """
         encoder = trainable_parameters(self.encoder) if self.encoder is not None else {}
         return {
@@ -49,7 +49,7 @@ class SlideModel:
         }
 
     def aggregator_for(self, coordinates: Tensor | None = None) -> Aggregator:
-        """Return the aggregator for one bag, with the coordinates of its tiles if it uses them."""
+        """Return the aggregator for one bag; if it uses coordinates, those of the tiles of the bag are passed to it."""
         if not getattr(self.aggregator, "uses_coordinates", False):
             return self.aggregator
         if coordinates is None:
@@ -85,11 +85,11 @@ def load_parameters(parameters: Mapping[str, nn.Parameter], state: Mapping[str, 
             parameter.copy_(state[name])
 
 
-def check_parameter_shapes(ours: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    """Raise CheckpointError if a tensor is missing or has a different shape."""
-    for name, tensor in ours.items():
+def check_parameter_shapes(parameters: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    """Raise CheckpointError if a parameter is missing in the checkpoint `state` or has a different shape there."""
+    for name, tensor in parameters.items():
         if name not in state or state[name].shape != tensor.shape:
             raise CheckpointError(
                 f"The checkpoint does not match the model: {name} is missing or has a different shape.",
-                hint="Was it saved with another encoder, aggregator or adaptation scope?",
+                hint="Was the checkpoint saved with another encoder, aggregator or adaptation scope?",
             )

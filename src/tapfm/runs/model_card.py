@@ -16,14 +16,15 @@ from tapfm.runs.saved_model import SavedModel
 from tapfm.tasks.catalog import target_kinds
 from tapfm.tasks.labels import label_count_cells, label_count_columns
 
+# licence identifiers of the Hugging Face Hub; others are written as "other" with a name
 _HUB_LICENCES = ("apache-2.0", "mit", "cc-by-4.0", "cc-by-nc-4.0", "cc-by-nc-nd-4.0", "cc-by-nc-sa-4.0")
 
 
-def format_model_card(saved: SavedModel, run_folder: RunFolder, result: Mapping[str, AucScores]) -> str:
-    """Return the text of README.md; it contains no ids of slides or patients."""
-    card, description = saved.card, saved.description
-    targets = ", ".join(description["targets"])
-    adapted = description["encoder"]["adapted"]
+def format_model_card(saved: SavedModel, run_folder: RunFolder, scores_by_split: Mapping[str, AucScores]) -> str:
+    """Return the text of README.md. It contains no ids of slides or patients."""
+    card, metadata = saved.card, saved.metadata
+    targets = ", ".join(metadata["targets"])
+    adapted = metadata["encoder"]["adapted"]
     title = f"{card.name}, adapted to {targets}" if adapted else f"Aggregator of {card.name} features for {targets}"
     lines = [
         "---",
@@ -40,11 +41,11 @@ def format_model_card(saved: SavedModel, run_folder: RunFolder, result: Mapping[
         *(_encoder_usage_lines(saved) if adapted else _aggregator_usage_lines(saved)),
         "## Data",
         "",
-        *_data_lines(run_folder, description["targets"]),
+        *_data_lines(run_folder, metadata["targets"]),
         "",
         "## Metrics",
         "",
-        *_metric_lines(result),
+        *_metric_lines(scores_by_split),
         "",
         "## Licence",
         "",
@@ -60,19 +61,19 @@ def format_model_card(saved: SavedModel, run_folder: RunFolder, result: Mapping[
 
 
 def _licence_keys(licence: str) -> list[str]:
-    """Return the licence as metadata of the Hugging Face Hub; other licences get an identifier that is safe in YAML."""
+    """Return the YAML lines of the licence in the header of the card."""
     if licence.lower() in _HUB_LICENCES:
         return [f"license: {licence.lower()}"]
     return ["license: other", f"license_name: {re.sub('[^a-z0-9.]+', '-', licence.lower()).strip('-')}"]
 
 
 def _training_sentence(saved: SavedModel) -> str:
-    """Return how the model was trained."""
-    description, name = saved.description, saved.card.name
-    aggregator = f"aggregator `{description['aggregator']['name']}`"
-    settings = f"recipe `{description['recipe']}`, seed {description['seed']}, epoch {description['epoch']}"
-    if not description["encoder"]["adapted"]:
-        source = description["encoder"].get("features_source")
+    """Return a sentence about how the model was trained."""
+    metadata, name = saved.metadata, saved.card.name
+    aggregator = f"aggregator `{metadata['aggregator']['name']}`"
+    settings = f"recipe `{metadata['recipe']}`, seed {metadata['seed']}, epoch {metadata['epoch']}"
+    if not metadata["encoder"]["adapted"]:
+        source = metadata["encoder"].get("features_source")
         encoder = (
             f"The encoder is the published {name}"
             if source is None
@@ -80,8 +81,8 @@ def _training_sentence(saved: SavedModel) -> str:
         )
         return f"{encoder}. The {aggregator} was trained with tapfm: {settings}."
     return (
-        f"{name} was adapted with tapfm to slide labels ({', '.join(description['targets'])}): "
-        f"method `{description['method']}`, {aggregator}, scope `{description['scope']}`, {settings}."
+        f"{name} was adapted with tapfm to slide labels ({', '.join(metadata['targets'])}): "
+        f"method `{metadata['method']}`, {aggregator}, scope `{metadata['scope']}`, {settings}."
     )
 
 
@@ -89,13 +90,13 @@ def _licence_lines(saved: SavedModel) -> list[str]:
     card = saved.card
     page = f" ([model page]({card.page}))" if card.page else ""
     lines = [f"The licence of the base model, {card.name}, is {card.licence}{page}."]
-    if saved.description["encoder"]["adapted"] and forbids_derivatives(card.licence):
+    if saved.metadata["encoder"]["adapted"] and forbids_derivatives(card.licence):
         lines.append("It does not allow sharing derivatives, such as this model.")
     return lines
 
 
 def _encoder_usage_lines(saved: SavedModel) -> list[str]:
-    """Return how to load the encoder."""
+    """Return the section about loading the encoder."""
     card = saved.card
     arguments = f", {needed}" if (needed := extra_timm_arguments(card)) else ""
     mean, std = (tuple(round(value, 6) for value in values) for values in (card.mean, card.std))
@@ -118,8 +119,8 @@ def _encoder_usage_lines(saved: SavedModel) -> list[str]:
 
 
 def _aggregator_usage_lines(saved: SavedModel) -> list[str]:
-    """Return how to use an aggregator that was trained on features of a fixed encoder."""
-    size = saved.description["aggregator"]["feature_size"]
+    """Return the section about using an aggregator that was trained on features of a fixed encoder."""
+    size = saved.metadata["aggregator"]["feature_size"]
     return [
         "## Use",
         "",
@@ -136,20 +137,20 @@ def _aggregator_usage_lines(saved: SavedModel) -> list[str]:
 
 def _data_lines(run_folder: RunFolder, targets: list[str]) -> list[str]:
     """Return a table of patients, slides and labels by split."""
-    kinds, slides = target_kinds(targets), run_folder.slides()
+    kinds, slide_rows = target_kinds(targets), run_folder.read_slide_rows()
     columns = [Column("split", text=True), Column("patients"), Column("slides")]
     columns += label_count_columns(kinds)
     rows = []
     for split in SPLITS:
-        split_rows = [row for row in slides if row["split"] == split]
+        split_rows = [row for row in slide_rows if row["split"] == split]
         patients = len({row["patient_id"] for row in split_rows})
         rows.append(table_row(split, patients, len(split_rows), *label_count_cells(split_rows, kinds)))
     return [markdown_table(Table(columns, rows)).rstrip()]
 
 
-def _metric_lines(result: Mapping[str, AucScores]) -> list[str]:
-    """Return a table of AUCs by split, or why there are none."""
-    if not result:
+def _metric_lines(scores_by_split: Mapping[str, AucScores]) -> list[str]:
+    """Return a table of AUCs by split, or the reason why there are none."""
+    if not scores_by_split:
         return ["No metrics: the run was not finished when it was exported, or it has no validation and test slides."]
     rows = [
         table_row(
@@ -158,13 +159,13 @@ def _metric_lines(result: Mapping[str, AucScores]) -> list[str]:
             Cell(value, reason=scores.undefined_reasons.get(target, "")),
             f"{scores.count:,} {scores.unit}s",
         )
-        for split, scores in result.items()
+        for split, scores in scores_by_split.items()
         for target, value in scores.auc.items()
     ]
     columns = [Column("split", text=True), Column("target", text=True), Column("AUC"), Column("number")]
     return [
         "Predicted on all tiles of each slide"
-        + (f". The epoch was selected on {VALIDATION}." if VALIDATION in result else "."),
+        + (f". The epoch was selected on {VALIDATION}." if VALIDATION in scores_by_split else "."),
         "",
         markdown_table(Table(columns, rows)).rstrip(),
     ]

@@ -14,7 +14,7 @@ from tapfm.encoders.timm_folder import WEIGHTS_FILE
 from tapfm.errors import RunError
 from tapfm.runs.ensemble import EnsembleKind, check_same_targets, find_member_folders, is_export
 from tapfm.runs.folder import RunFolder
-from tapfm.runs.saved_model import AGGREGATOR_FILE, DESCRIPTION_FILE
+from tapfm.runs.saved_model import AGGREGATOR_FILE, EXPORT_METADATA_FILE
 from tapfm.runtime.files import file_sha256, fingerprint
 from tapfm.runtime.messages import format_command
 from tapfm.tasks.catalog import target_kinds
@@ -24,19 +24,19 @@ from tapfm.version import __version__
 
 @dataclass(frozen=True)
 class ModelMember:
-    """A run or an export; an export has no configuration."""
+    """A run or an export, without its weights: a model on its own, or a member of an ensemble."""
 
     folder: Path
     targets: TargetKinds
-    encoder: str
-    adapted: bool  # False: only the aggregator was trained, on features of the published encoder
-    identity: str  # of the run
-    digest: str  # of the weights
-    config: RunConfig | None = None
+    encoder: str  # name in the encoder catalogue
+    adapted: bool  # False: only the aggregator was trained, on features of a fixed encoder
+    run_id: str  # of the run, also for an export
+    weights_digest: str
+    config: RunConfig | None = None  # None: an export
 
-    def slides(self) -> list[dict[str, str]]:
+    def read_slide_rows(self) -> list[dict[str, str]]:
         """Return the rows of split.csv; empty for an export."""
-        return [] if self.config is None else RunFolder(self.folder).slides()
+        return [] if self.config is None else RunFolder(self.folder).read_slide_rows()
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class ModelFolder:
     """The folder of a run or export (one member), or of an ensemble (several)."""
 
     path: Path
-    kind: str  # run, export, or ensemble of folds or seeds
+    kind: str  # for messages: run, export, ensemble of folds, or ensemble of seeds
     members: tuple[ModelMember, ...]
-    ensemble: EnsembleKind | None = None
+    ensemble: EnsembleKind | None = None  # None: not an ensemble
 
     @property
     def targets(self) -> TargetKinds:
@@ -54,7 +54,7 @@ class ModelFolder:
 
     @property
     def config(self) -> RunConfig | None:
-        """The configuration of the first run; None if all members are exports."""
+        """The configuration of the first member that is a run; None if all members are exports."""
         return next((member.config for member in self.members if member.config is not None), None)
 
     @property
@@ -62,21 +62,21 @@ class ModelFolder:
         """Whether any member has an adapted encoder, so that stored features cannot be used."""
         return any(member.adapted for member in self.members)
 
-    def describe(self) -> dict[str, Any]:
-        """Return what identifies the model, for the metadata of its predictions."""
+    def build_metadata(self) -> dict[str, Any]:
+        """Return what identifies the model, to be saved with predictions and metrics."""
         return {
             "tapfm": __version__,
             "model": str(self.path),
             "kind": self.kind,
-            "members": [{"run": each.identity, "weights_sha256": each.digest} for each in self.members],
+            "members": [{"run": each.run_id, "weights_sha256": each.weights_digest} for each in self.members],
             "targets": list(self.targets),
         }
 
-    def seen_patients(self) -> dict[str, str]:
-        """Return the patients used for training or validation of any member, with their split."""
+    def find_seen_patients(self) -> dict[str, str]:
+        """Return the patients in the training or validation split of any member: the split by patient id."""
         patients: dict[str, str] = {}
         for member in self.members:
-            for row in member.slides():
+            for row in member.read_slide_rows():
                 if row["split"] == TRAIN or (row["split"] == VALIDATION and row["patient_id"] not in patients):
                     patients[row["patient_id"]] = row["split"]
         return patients
@@ -92,9 +92,9 @@ def open_model_folder(path: Path) -> ModelFolder:
 
 
 def _read_run_member(folder: Path) -> ModelMember:
-    """Read a run, which must have finished an epoch."""
+    """Read a run. Raises RunError if it has not finished an epoch."""
     run_folder, config = RunFolder(folder), load_config(folder / "config.toml")
-    if not run_folder.best.exists():
+    if not run_folder.best_checkpoint.exists():
         raise RunError(
             f"{folder} has not finished an epoch yet.",
             hint=f"Resume the run: {format_command('train', folder / 'config.toml', '--out', folder, '--resume')}",
@@ -106,8 +106,8 @@ def _read_run_member(folder: Path) -> ModelMember:
         target_kinds(config.task.targets),
         config.encoder.name,
         config.adaptation.method != "fixed",
-        run_folder.identity(),
-        file_sha256(run_folder.best),
+        run_folder.compute_run_id(),
+        file_sha256(run_folder.best_checkpoint),
         config,
     )
 
@@ -115,28 +115,28 @@ def _read_run_member(folder: Path) -> ModelMember:
 def is_finished(member: ModelMember) -> bool:
     """Return whether training has finished; always True for an export."""
     run_folder = RunFolder(member.folder)
-    return member.config is None or not run_folder.last.exists() or run_folder.finished()
+    return member.config is None or not run_folder.last_checkpoint.exists() or run_folder.is_training_finished()
 
 
 def _read_export_member(folder: Path) -> ModelMember:
-    description = read_export_description(folder)
+    metadata = read_export_metadata(folder)
     try:
-        targets, encoder = target_kinds(description["targets"]), description["encoder"]
+        targets, encoder = target_kinds(metadata["targets"]), metadata["encoder"]
         files = [AGGREGATOR_FILE, WEIGHTS_FILE] if encoder["adapted"] else [AGGREGATOR_FILE]
         digest = fingerprint([file_sha256(folder / name) for name in files])
-        return ModelMember(folder, targets, encoder["name"], encoder["adapted"], str(description.get("run")), digest)
+        return ModelMember(folder, targets, encoder["name"], encoder["adapted"], str(metadata.get("run")), digest)
     except (OSError, LookupError, TypeError) as error:
         raise RunError(
             f"{folder} is not an exported model ({error}).", hint="Create one: tapfm export runs/NAME --out DIR"
         ) from error
 
 
-def read_export_description(folder: Path) -> dict[str, Any]:
+def read_export_metadata(folder: Path) -> dict[str, Any]:
     """Read the tapfm.json of an export."""
     try:
-        return dict(json.loads((folder / DESCRIPTION_FILE).read_text("utf-8")))
+        return dict(json.loads((folder / EXPORT_METADATA_FILE).read_text("utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise RunError(
-            f"{folder / DESCRIPTION_FILE} cannot be read ({error}).",
+            f"{folder / EXPORT_METADATA_FILE} cannot be read ({error}).",
             hint="Export the run again: tapfm export runs/NAME --out DIR",
         ) from error

@@ -1,4 +1,4 @@
-"""Progress of a run: the state, except tensors, that resuming needs, and the history of epochs."""
+"""Progress of a run, saved in checkpoints for resuming: position, sums of the current epoch, history of epochs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from tapfm.tiles.reading import SkippedTiles
 
-# values of each training slide that are summed over an epoch
+# metrics of a training step (one slide); their sums over an epoch give the means in history.jsonl
 SUMMED_METRICS = (
     "loss_agg",
     "loss_feature",
@@ -24,15 +24,15 @@ SUMMED_METRICS = (
 class EpochSums:
     """Sums over the current epoch."""
 
-    slides: int = 0
+    slides: int = 0  # finished training slides
     tiles: int = 0  # of training slides
     validation_tiles: int = 0
-    tiles_failed: int = 0
+    tiles_failed: int = 0  # unreadable tiles of training and validation slides
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMMED_METRICS, 0.0))
-    logits: dict[str, list[float]] = field(default_factory=dict)  # by slide, before its update
+    logits: dict[str, list[float]] = field(default_factory=dict)  # by training slide, before the update with it
     seconds: float = 0.0
-    waited_s: float = 0.0
-    peak_bytes: int = 0
+    waited_s: float = 0.0  # seconds spent waiting for tiles
+    peak_bytes: int = 0  # peak memory, not a sum
 
     @property
     def tiles_per_second(self) -> float:
@@ -47,23 +47,23 @@ class EpochSums:
 
 @dataclass
 class RunProgress:
-    """Progress of a run. Epochs count from 0; `position` is the number of finished training slides of this epoch."""
+    """Progress of a run. Epochs count from 0."""
 
-    epoch: int = 0
-    position: int = 0
-    step: int = 0
+    epoch: int = 0  # current epoch
+    position: int = 0  # number of training slides of the current epoch that are finished or failed
+    step: int = 0  # number of steps in all epochs, one per training slide
     finished: bool = False
     stopped_early: bool = False
     selected_by: str | None = None  # criterion for the best epoch: auc, loss or last
     best_epoch: int | None = None
-    best_score: float | None = None
-    failed: dict[str, str] = field(default_factory=dict)  # slide and reason
-    skipped: dict[str, SkippedTiles] = field(default_factory=dict)
+    best_score: float | None = None  # score of the best epoch; higher is better
+    failed: dict[str, str] = field(default_factory=dict)  # reason by slide id
+    skipped: dict[str, SkippedTiles] = field(default_factory=dict)  # by slide id
     sums: EpochSums = field(default_factory=EpochSums)
-    history: list[dict[str, Any]] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)  # rows of history.jsonl: finished epochs
 
     def clear_failures(self) -> None:
-        """Remove failed slides from the record, so that they are tried again."""
+        """Forget the failed slides, so that they are tried again."""
         for slide_id in self.failed:
             self.skipped.pop(slide_id, None)
         self.failed = {}
@@ -73,7 +73,7 @@ class RunProgress:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> RunProgress:
-        """Restore from `as_json`; unknown fields are ignored."""
+        """Create from the result of `as_json`; unknown fields are ignored."""
         known = {each.name for each in fields(cls)}
         values = {name: value for name, value in values.items() if name in known}
         values["sums"] = EpochSums(**values["sums"])

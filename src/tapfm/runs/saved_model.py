@@ -1,4 +1,4 @@
-"""Load saved models: the best epoch of a run, or an export."""
+"""Load saved models for inference: the best epoch of a run, or an export."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ from tapfm.runtime.messages import format_command
 from tapfm.tasks.catalog import build_task, target_kinds
 from tapfm.tasks.target import Label
 
-DESCRIPTION_FILE = "tapfm.json"  # of an export
+# files of an export
+EXPORT_METADATA_FILE = "tapfm.json"
 AGGREGATOR_FILE = "aggregator.safetensors"
 
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A loaded model, its encoder card and its description."""
+    """A loaded model, its encoder card and its metadata."""
 
     model: SlideModel
     card: EncoderCard
-    description: dict[str, Any]  # the contents of tapfm.json
+    metadata: dict[str, Any]  # as in the tapfm.json of an export
 
 
 def load_run(folder: Path, device: torch.device | None = None) -> SavedModel:
@@ -50,7 +51,7 @@ def load_run(folder: Path, device: torch.device | None = None) -> SavedModel:
             f"{folder} is not a run folder: it has no config.toml.",
             hint="Pass the --out folder of a tapfm train command.",
         )
-    if not run_folder.best.exists():
+    if not run_folder.best_checkpoint.exists():
         raise RunError(
             f"{folder} has not finished an epoch yet.",
             hint=f"Resume the run: {format_command('train', folder / 'config.toml', '--out', folder, '--resume')}",
@@ -58,15 +59,15 @@ def load_run(folder: Path, device: torch.device | None = None) -> SavedModel:
     if missing := [name for name in ("split.csv", "environment.json") if not (folder / name).exists()]:
         raise RunError(f"{folder} has no {' and no '.join(missing)}.", hint="Copy the whole run folder again.")
     config = load_config(folder / "config.toml")
-    tensors, checkpoint = load_checkpoint(run_folder.best)
+    tensors, checkpoint_metadata = load_checkpoint(run_folder.best_checkpoint)
     labels = _read_training_labels(run_folder, config)
-    description = {
+    metadata = {
         "targets": config.task.targets,
         "encoder": {
             "name": config.encoder.name,
             "adapted": config.adaptation.method != "fixed",
-            "base_weights_sha256": run_folder.environments()[0]["weights_sha256"],
-            "features_source": run_folder.environments()[0].get("features_source"),
+            "base_weights_sha256": run_folder.read_environments()[0]["weights_sha256"],
+            "features_source": run_folder.read_environments()[0].get("features_source"),
         },
         "aggregator": {
             "name": config.aggregator.name,
@@ -79,9 +80,9 @@ def load_run(folder: Path, device: torch.device | None = None) -> SavedModel:
             target: kind.summarise_training_labels(labels[target])
             for target, kind in target_kinds(config.task.targets).items()
         },
-        "tiles": run_folder.environments()[0].get("tiles"),
-        "run": run_folder.identity(),
-        "epoch": checkpoint["epoch"],
+        "tiles": run_folder.read_environments()[0].get("tiles"),
+        "run": run_folder.compute_run_id(),
+        "epoch": checkpoint_metadata["epoch"],
         "method": config.adaptation.method,
         "scope": config.adaptation.scope,
         "recipe": config.recipe,
@@ -91,25 +92,25 @@ def load_run(folder: Path, device: torch.device | None = None) -> SavedModel:
     if config.adaptation.method != "fixed":
         encoder, provenance = load_trainable_encoder(config, device)
         _check_base_weights(run_folder, provenance.sha256, config)
-    model = SlideModel(encoder, _build_aggregator(description, device), build_task(labels))
+    model = SlideModel(encoder, _build_aggregator(metadata, device), build_task(labels))
     load_parameters(model.trainable_parameters(), tensors)
     if encoder is not None:
         merge_adapters(encoder)
     model.train(False)
-    return SavedModel(model, find_encoder_card(config.encoder.name), description)
+    return SavedModel(model, find_encoder_card(config.encoder.name), metadata)
 
 
 def load_export(folder: Path, device: torch.device | None = None) -> SavedModel:
-    """Load an export, in evaluation mode; if its encoder was fixed, the published encoder weights are loaded."""
+    """Load an export, in evaluation mode; an export of a fixed encoder uses the published encoder weights."""
     device = device or torch.device("cpu")
     try:
-        description = json.loads((folder / DESCRIPTION_FILE).read_text("utf-8"))
-        name, adapted = description["encoder"]["name"], description["encoder"]["adapted"]
+        metadata = json.loads((folder / EXPORT_METADATA_FILE).read_text("utf-8"))
+        name, adapted = metadata["encoder"]["name"], metadata["encoder"]["adapted"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise RunError(
             f"{folder} is not an exported model ({error}).", hint="Create one: tapfm export runs/NAME --out DIR"
         ) from error
-    card, feature_size = find_encoder_card(name), description["aggregator"]["feature_size"]
+    card, feature_size = find_encoder_card(name), metadata["aggregator"]["feature_size"]
     if feature_size != card.feature_size:
         raise RunError(
             f"{folder} was trained on features of size {feature_size}, but {card.name} computes features of size "
@@ -117,37 +118,37 @@ def load_export(folder: Path, device: torch.device | None = None) -> SavedModel:
             hint="Train again with the encoder that computed the features: --set encoder.name=NAME",
         )
     encoder, _, provenance = load_encoder(card, weights=folder / WEIGHTS_FILE if adapted else None)
-    if not adapted and (expected := description["encoder"]["base_weights_sha256"]) not in (None, provenance.sha256):
+    if not adapted and (expected := metadata["encoder"]["base_weights_sha256"]) not in (None, provenance.sha256):
         raise WeightsDigestError(
             f"{folder} was trained on features from different weights of {card.name}: SHA-256 {expected}, but the "
             f"published weights have {provenance.sha256}.",
             hint="Train again on features from the published weights: tapfm embed",
         )
     encoder.to(device)
-    summaries = description["training_labels"]
+    summaries = metadata["training_labels"]
     labels = {
         target: kind.restore_training_labels(summaries[target]) for target, kind in target_kinds(summaries).items()
     }
-    model = SlideModel(encoder, load_aggregator(folder, description, device), build_task(labels))
+    model = SlideModel(encoder, load_aggregator(folder, metadata, device), build_task(labels))
     model.train(False)
-    return SavedModel(model, card, description)
+    return SavedModel(model, card, metadata)
 
 
-def load_aggregator(folder: Path, description: dict[str, Any], device: torch.device) -> torch.nn.Module:
+def load_aggregator(folder: Path, metadata: dict[str, Any], device: torch.device) -> torch.nn.Module:
     """Load the aggregator of an export."""
-    aggregator = _build_aggregator(description, device)
+    aggregator = _build_aggregator(metadata, device)
     tensors, _ = load_checkpoint(folder / AGGREGATOR_FILE)
     load_parameters({f"aggregator/{name}": each for name, each in aggregator.named_parameters()}, tensors)
     return aggregator
 
 
-def _build_aggregator(description: dict[str, Any], device: torch.device) -> torch.nn.Module:
-    """Build the aggregator of a description."""
-    settings = description["aggregator"]
+def _build_aggregator(metadata: dict[str, Any], device: torch.device) -> torch.nn.Module:
+    """Build the aggregator that the metadata of a saved model describes."""
+    settings = metadata["aggregator"]
     return build_aggregator(
         settings["name"],
         settings["feature_size"],
-        len(description["targets"]),
+        len(metadata["targets"]),
         tau=settings["tau"],
         layer_norm=settings["layer_norm"],
         options=settings["options"],
@@ -155,10 +156,13 @@ def _build_aggregator(description: dict[str, Any], device: torch.device) -> torc
 
 
 def _infer_feature_size(tensors: dict[str, Tensor], config: RunConfig) -> int:
-    """Return the feature size of the aggregator: from the encoder card, or from the shapes of its tensors."""
+    """Return the feature size of the aggregator: from the encoder card, or from the aggregator's tensors.
+
+    With a fixed encoder, the stored features may be of another size than in the encoder card.
+    """
     if config.adaptation.method != "fixed":
         return find_encoder_card(config.encoder.name).feature_size
-    # try each size that occurs in the tensors, until the aggregator has exactly these shapes
+    # try each size that occurs in the tensors, until an aggregator of this feature size has the same shapes
     shapes = {name: each.shape for name, each in tensors.items() if name.startswith("aggregator/")}
     for size in sorted({size for shape in shapes.values() for size in shape}, reverse=True):
         with torch.device("meta"), contextlib.suppress(SettingError):
@@ -178,15 +182,18 @@ def _infer_feature_size(tensors: dict[str, Tensor], config: RunConfig) -> int:
 
 
 def _read_training_labels(run_folder: RunFolder, config: RunConfig) -> dict[str, list[Label]]:
-    """Read the labels of the training slides from split.csv."""
-    rows = [row for row in run_folder.slides() if row["split"] == TRAIN]
+    """Read the labels of the training slides from split.csv, by target."""
+    rows = [row for row in run_folder.read_slide_rows() if row["split"] == TRAIN]
     kinds = target_kinds(config.task.targets)
     return {target: [kind.parse_label(row[target]) for row in rows] for target, kind in kinds.items()}
 
 
 def _check_base_weights(run_folder: RunFolder, sha256: str, config: RunConfig) -> None:
-    """Raise WeightsDigestError if the checkpoint has only some of the weights and the base weights differ."""
-    expected = run_folder.environments()[0]["weights_sha256"]
+    """Raise WeightsDigestError if the base weights differ from those of the run.
+
+    With scope full, they may differ, because the checkpoint contains all weights.
+    """
+    expected = run_folder.read_environments()[0]["weights_sha256"]
     if config.adaptation.scope != "full" and sha256 != expected:
         raise WeightsDigestError(
             f"The weights of {config.encoder.name} differ from those that {run_folder.folder} was started with: "

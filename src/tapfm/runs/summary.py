@@ -18,12 +18,16 @@ from tapfm.runtime.messages import format_command, format_count
 
 
 def write_summary(
-    run_folder: RunFolder, config: RunConfig, data: RunData, progress: RunProgress, result: Mapping[str, AucScores]
+    run_folder: RunFolder,
+    config: RunConfig,
+    data: RunData,
+    progress: RunProgress,
+    scores_by_split: Mapping[str, AucScores],
 ) -> None:
     lines = [
         f"# {', '.join(data.targets)}: {config.encoder.name}, {config.adaptation.method}, {config.aggregator.name}",
         "",
-        *_result_lines(config, progress, result),
+        *_result_lines(config, progress, scores_by_split),
         "",
         "![loss and AUC by epoch](curves.png)",
         "",
@@ -55,14 +59,14 @@ def write_summary(
     write_atomically(run_folder.folder / "summary.md", "\n".join(lines).encode())
 
 
-def _result_lines(config: RunConfig, progress: RunProgress, result: Mapping[str, AucScores]) -> list[str]:
+def _result_lines(config: RunConfig, progress: RunProgress, scores_by_split: Mapping[str, AucScores]) -> list[str]:
     """Return the selected epoch and its AUCs."""
     selected = f"Epoch {(progress.best_epoch or 0) + 1} of {len(progress.history)} was selected"
     targets, several = config.task.targets, len(config.task.targets) > 1
     columns = [Column("split", text=True), Column(f"{config.selection.unit}s")]
     columns += [Column(f"AUC {target}") for target in targets] + ([Column("mean AUC")] if several else [])
     rows = []
-    for split, scores in result.items():
+    for split, scores in scores_by_split.items():
         aucs = [Cell(scores.auc[target], reason=scores.undefined_reasons.get(target, "")) for target in targets]
         rows.append(table_row(split, scores.count, *aucs, *([scores.macro] if several else [])))
     note = "These AUCs have no confidence intervals: with few slides an AUC is uncertain by 0.1 or more."
@@ -75,12 +79,12 @@ def _result_lines(config: RunConfig, progress: RunProgress, result: Mapping[str,
 
 
 def _describe_selection(config: RunConfig, progress: RunProgress) -> str:
-    """Return the criterion that selected the epoch."""
+    """Return the reason why the epoch was selected, as the end of a sentence."""
     row = progress.history[progress.best_epoch or 0]
     if progress.selected_by == "auc":
         tiles = config.selection.validation_tiles
-        on = "all tiles" if tiles == "all" else f"{tiles:,} tiles of each slide"
-        return f"by validation AUC ({format_number(row['val_macro_auc'])} on {on})"
+        tiles_text = "all tiles" if tiles == "all" else f"{tiles:,} tiles of each slide"
+        return f"by validation AUC ({format_number(row['val_macro_auc'])} on {tiles_text})"
     if progress.selected_by == "loss":
         return "by validation loss, as there is no validation AUC"
     return "because it is the last epoch"
@@ -89,10 +93,10 @@ def _describe_selection(config: RunConfig, progress: RunProgress) -> str:
 def _slide_lines(data: RunData, progress: RunProgress) -> list[str]:
     """Return the lines about slides: a table by split, and how many were not used or failed."""
     lines = [markdown_table(split_sizes_table(data)).rstrip()]
-    if data.without_label:
-        lines += ["", f"Not used, because they have no label: {format_count(len(data.without_label), 'slide')}."]
-    if lost := [slide for slide in data.slides if slide.row.slide_id in progress.failed]:
-        lines += ["", f"Of the slides in the table, {len(lost):,} failed (below)."]
+    if data.slides_without_label:
+        lines += ["", f"Not used, because they have no label: {format_count(len(data.slides_without_label), 'slide')}."]
+    if failed := [slide for slide in data.slides if slide.row.slide_id in progress.failed]:
+        lines += ["", f"Of the slides in the table, {len(failed):,} failed (below)."]
     return lines
 
 
@@ -103,7 +107,7 @@ def _training_lines(config: RunConfig, progress: RunProgress) -> list[str]:
     tiles = sum(row["tiles"] for row in history)
     waited = sum(row["data_wait_fraction"] * row["seconds"] for row in history) / max(seconds, 1e-9)
     peak = max((row["peak_memory_gib"] for row in history), default=0.0)
-    early = (
+    early_stop = (
         f" Training stopped early after {config.selection.patience} epochs without improvement."
         if progress.stopped_early
         else ""
@@ -115,14 +119,14 @@ def _training_lines(config: RunConfig, progress: RunProgress) -> list[str]:
     return [
         f"{format_count(len(history), 'epoch')}, {format_count(progress.step, 'step')}, {tiles:,} training tiles; "
         f"{format_duration(seconds)} including validation, {waited:.0%} of it spent waiting for tiles; peak memory "
-        f"{peak:.1f} GiB.{early}",
+        f"{peak:.1f} GiB.{early_stop}",
         "",
         f"Recipe `{config.recipe}`, seed {config.seed}, {settings}.",
     ]
 
 
 def _failure_lines(progress: RunProgress) -> list[str]:
-    """Return failed slides and skipped tiles."""
+    """Return the section about failed slides and skipped tiles; empty if there are none."""
     if not progress.failed and not progress.skipped:
         return []
     skipped = sum(len(each.tiles) for each in progress.skipped.values())

@@ -9,24 +9,24 @@ from typing import Any, get_args
 from tapfm.cohort.splits import VALIDATION
 from tapfm.evaluation.metric_values import ChosenThresholds, Thresholds, choose_thresholds
 from tapfm.evaluation.predictions import Prediction, Unit, average_predictions, read_predictions
-from tapfm.runs.model_folder import ModelFolder, ModelMember, read_export_description
+from tapfm.runs.model_folder import ModelFolder, ModelMember, read_export_metadata
 from tapfm.tasks.target import TargetKinds
 
-EXPORTED_SENSITIVITY = 0.9
+EXPORTED_SENSITIVITY = 0.9  # an export contains thresholds for this sensitivity only
 
 
 def choose_model_thresholds(model_folder: ModelFolder, unit: Unit, sensitivity: float) -> ChosenThresholds:
-    """Choose thresholds on the validation slides of a run, or of the members of an ensemble."""
+    """Choose thresholds on the validation slides of a run or of the members of an ensemble; read those of an export."""
     if model_folder.ensemble is None and model_folder.members[0].config is None:
         return _read_exported_thresholds(model_folder.members[0], unit, sensitivity)
-    found = [
+    predictions_by_member = [
         each for member in model_folder.members if (each := _read_validation_predictions(member.folder, member.targets))
     ]
-    if not found:
+    if not predictions_by_member:
         return ChosenThresholds(None, f"{model_folder.path} has no predictions for validation slides")
-    if len(found) < len(model_folder.members):
+    if len(predictions_by_member) < len(model_folder.members):
         return ChosenThresholds(None, "some members have no predictions for validation slides")
-    predictions = _pool_predictions(found, model_folder.targets)
+    predictions = _pool_predictions(predictions_by_member, model_folder.targets)
     owner = "the members" if model_folder.ensemble is not None else "the run"
     source = f"{len(predictions):,} validation slides of {owner}"
     return ChosenThresholds(choose_thresholds(predictions, model_folder.targets, unit, sensitivity), source)
@@ -39,9 +39,9 @@ def _read_validation_predictions(run: Path, targets: TargetKinds) -> list[Predic
 
 
 def _pool_predictions(by_member: Sequence[Sequence[Prediction]], targets: TargetKinds) -> list[Prediction]:
-    """Average the predictions of members with the same slides (seeds); concatenate those of folds."""
-    slides = [[each.slide_id for each in predictions] for predictions in by_member]
-    if all(each == slides[0] for each in slides):
+    """Average the predictions if all members have the same validation slides (seeds); else concatenate them (folds)."""
+    slide_ids = [[each.slide_id for each in predictions] for predictions in by_member]
+    if all(each == slide_ids[0] for each in slide_ids):
         return average_predictions(by_member, targets)
     return [each for predictions in by_member for each in predictions]
 
@@ -49,7 +49,7 @@ def _pool_predictions(by_member: Sequence[Sequence[Prediction]], targets: Target
 def _read_exported_thresholds(member: ModelMember, unit: Unit, sensitivity: float) -> ChosenThresholds:
     """Read the thresholds that are stored in an export."""
     try:
-        stored = read_export_description(member.folder)["thresholds"][unit]
+        stored = read_export_metadata(member.folder)["thresholds"][unit]
         youden, at_sensitivity, missing_reason = dict(stored["youden"]), dict(stored["chosen"]), ""
         if stored["sensitivity"] != sensitivity:
             at_sensitivity = dict.fromkeys(at_sensitivity)
@@ -65,7 +65,10 @@ def _read_exported_thresholds(member: ModelMember, unit: Unit, sensitivity: floa
 
 
 def choose_export_thresholds(run: Path, targets: TargetKinds) -> dict[str, Any] | None:
-    """Choose the thresholds to store in an export, for slides and patients; None without validation predictions."""
+    """Choose the thresholds to store in an export, by unit (slide or patient).
+
+    Returns None if the run has no predictions for validation slides.
+    """
     if not (predictions := _read_validation_predictions(run, targets)):
         return None
     thresholds = {}

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
-_FILE = ".claims"
-_ALREADY_LOCKED = (errno.EAGAIN, errno.EACCES)
+_CLAIMS_FILE = ".claims"
+_ALREADY_LOCKED_ERRORS = (errno.EAGAIN, errno.EACCES)
 
 
 class SlideClaims:
@@ -24,7 +24,7 @@ class SlideClaims:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / _FILE
+        self._path = folder / _CLAIMS_FILE
         self._file: IO[bytes] | None = None
 
     def __enter__(self) -> SlideClaims:
@@ -46,7 +46,7 @@ class SlideClaims:
         except ImportError:
             return True  # Windows
         except OSError as error:
-            return error.errno not in _ALREADY_LOCKED  # any other error: the file system has no locks
+            return error.errno not in _ALREADY_LOCKED_ERRORS  # any other error: the file system has no locks
         return True
 
     def take_each(self, slide_ids: Iterable[str]) -> Iterator[str]:

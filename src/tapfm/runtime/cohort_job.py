@@ -4,8 +4,8 @@ A job function runs on each slide. If it fails, the slide is recorded with a rea
 continue. Finished slides are stored, so that running the same command again resumes.
 
     with lock_folder(folder, "tapfm tile"), SlideClaims(folder) as claims:
-        table = SlideTable(folder, slide_ids, TileRecord, not_selected=("not tiled", "no tiles with these settings"))
-        todo = table.plan(jobs, only=only, force=force, load_finished=load_record)
+        table = SlideTable(folder, slide_ids, TileRecord, ("not tiled", "no tiles with these settings"))
+        todo = table.select_remaining_jobs(jobs, only=only, force=force, load_finished=load_record)
         with table.save_on_exit(), SlideProgress(console, "tiling", slides=len(todo)) as progress:
             for slide_id, result in run_slides(tile_slide, todo, workers=workers, claims=claims):
                 ...
@@ -26,11 +26,11 @@ from tapfm.runtime.claims import SlideClaims
 from tapfm.runtime.csv_files import read_csv_or_empty, write_csv
 from tapfm.runtime.workers import WorkerCrash, WorkerPool, map_isolated
 
-SUMMARY, FAILURES = "summary.csv", "failures.csv"
+SUMMARY_FILE, FAILURES_FILE = "summary.csv", "failures.csv"
 _FAILURE_COLUMNS = ("slide_id", "reason", "hint")
 RESUME_HINT = "Finished slides are saved. Run the same command again to resume."
-_SAVE_INTERVAL_S = 5.0  # a killed command loses at most this much of the tables, but no finished slide
-_DECIMALS = 4  # in tables
+_SAVE_INTERVAL_S = 5.0  # if the command is killed, the tables may lack the slides of the last 5 seconds
+_TABLE_DECIMALS = 4
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -42,8 +42,8 @@ class Failure:
 
     reason: str
     hint: str = ""
-    seconds: float | None = None
-    stage: str = ""  # for commands with several stages
+    seconds: float | None = None  # time until the slide failed
+    stage: str = ""  # stage that failed, such as "tiles"; only for commands with several stages
 
     def __post_init__(self) -> None:
         for name in ("reason", "hint"):
@@ -63,7 +63,7 @@ def run_slides(
 
     An exception or a crash becomes the Failure of that slide. Slides that another process has claimed are skipped.
 
-    claims: each is released after the caller has handled the result.
+    claims: the claim of a slide is released after the caller has handled its result.
     crash_hint: returns the hint for a job whose worker crashed.
     pool: workers that were already started with `serve_function` and `catch_failures(function)`.
     """
@@ -135,17 +135,15 @@ Record = TypeVar("Record", bound=_SlideRecord)
 class SlideTable(Generic[Record]):
     """Records of all slides of a cohort in one output folder, saved as summary.csv and failures.csv.
 
-    record: class of the records.
-    not_selected: status and reason of slides that --only does not select and that have no result yet.
-    on_save: called whenever the tables are saved.
+    on_save: called with all records whenever the tables are saved.
     """
 
     folder: Path
     slide_ids: Sequence[str]  # in the order of the cohort
-    record: type[Record]
-    not_selected: tuple[str, str]
+    record_type: type[Record]
+    unselected_status: tuple[str, str]  # (status, reason) of slides without result that --only does not select
     on_save: Callable[[Sequence[Record]], object] = lambda _: None
-    records: dict[str, Record] = field(default_factory=dict)
+    records: dict[str, Record] = field(default_factory=dict)  # by slide_id
     _saved_at: float = field(default_factory=time.monotonic)
 
     def __repr__(self) -> str:
@@ -153,21 +151,21 @@ class SlideTable(Generic[Record]):
         return f"SlideTable('{self.folder}': {counts})"
 
     @property
-    def ordered(self) -> list[Record]:
+    def ordered_records(self) -> list[Record]:
         """All records, in cohort order."""
         return [self.records[slide_id] for slide_id in self.slide_ids if slide_id in self.records]
 
     @property
     def finished(self) -> list[Record]:
         """Records of slides with a result."""
-        return [record for record in self.ordered if record.status == "ok"]
+        return [record for record in self.ordered_records if record.status == "ok"]
 
     @property
     def failed(self) -> list[Record]:
         """Records of slides that failed."""
-        return [record for record in self.ordered if record.status == "failed"]
+        return [record for record in self.ordered_records if record.status == "failed"]
 
-    def plan(
+    def select_remaining_jobs(
         self,
         jobs: Mapping[str, Job | Failure],
         *,
@@ -183,10 +181,10 @@ class SlideTable(Generic[Record]):
         """
         seconds = {
             row["slide_id"]: _parse_float(row["seconds"])
-            for row in read_csv_or_empty(self.folder / SUMMARY, "slide_id", "seconds")
+            for row in read_csv_or_empty(self.folder / SUMMARY_FILE, "slide_id", "seconds")
         }
         earlier_failures = {
-            row["slide_id"]: row for row in read_csv_or_empty(self.folder / FAILURES, *_FAILURE_COLUMNS)
+            row["slide_id"]: row for row in read_csv_or_empty(self.folder / FAILURES_FILE, *_FAILURE_COLUMNS)
         }
         todo: dict[str, Job] = {}
         for slide_id in self.slide_ids:
@@ -202,7 +200,7 @@ class SlideTable(Generic[Record]):
                 failure = Failure(earlier_failures[slide_id]["reason"], earlier_failures[slide_id]["hint"])
                 self.records[slide_id] = self._failed_record(slide_id, failure)
             else:
-                self.records[slide_id] = self.record(slide_id, *self.not_selected)
+                self.records[slide_id] = self.record_type(slide_id, *self.unselected_status)
         return todo
 
     def add(self, record: Record) -> None:
@@ -215,14 +213,14 @@ class SlideTable(Generic[Record]):
         self.add(self._failed_record(slide_id, failure))
 
     def _failed_record(self, slide_id: str, failure: Failure) -> Record:
-        return self.record(slide_id, "failed", failure.reason, hint=failure.hint, seconds=failure.seconds)
+        return self.record_type(slide_id, "failed", failure.reason, hint=failure.hint, seconds=failure.seconds)
 
     def save(self) -> None:
         """Write summary.csv and failures.csv."""
-        columns = [each.name for each in fields(self.record) if each.name != "hint"]
-        write_csv(self.folder / SUMMARY, columns, map(_cells, self.ordered))
-        write_csv(self.folder / FAILURES, _FAILURE_COLUMNS, map(_cells, self.failed))
-        self.on_save(self.ordered)
+        columns = [each.name for each in fields(self.record_type) if each.name != "hint"]
+        write_csv(self.folder / SUMMARY_FILE, columns, map(_cells, self.ordered_records))
+        write_csv(self.folder / FAILURES_FILE, _FAILURE_COLUMNS, map(_cells, self.failed))
+        self.on_save(self.ordered_records)
         self._saved_at = time.monotonic()
 
     @contextmanager
@@ -246,7 +244,9 @@ class SlideTable(Generic[Record]):
 
 def _cells(record: _SlideRecord) -> dict[str, Any]:
     values = asdict(record)
-    return {name: round(value, _DECIMALS) if isinstance(value, float) else value for name, value in values.items()}
+    return {
+        name: round(value, _TABLE_DECIMALS) if isinstance(value, float) else value for name, value in values.items()
+    }
 
 
 def _parse_float(text: str) -> float | None:

@@ -1,4 +1,4 @@
-"""Run tapfm commands in child processes, which isolates crashes and lets their memory be measured."""
+"""Run tapfm commands in child processes: a crash does not affect the caller, and memory can be measured per command."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def run_child_command(
             env={**environment, **os.environ, _PARENT_VARIABLE: str(os.getpid())},
             start_new_session=True,
         )
-        signalled = False
+        signal_sent = False
         try:
             while True:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     return process.wait(POLL_INTERVAL_S)
                 number = poll()
-                if number is not None and not signalled:
+                if number is not None and not signal_sent:
                     process.send_signal(number)
-                    signalled = True
+                    signal_sent = True
         finally:
             if process.poll() is None:
                 process.terminate()
@@ -66,23 +66,23 @@ def run_child_command(
                 process.wait()
 
 
-def failure_reason(exit_code: int, log: Path, since_bytes: int) -> str:
+def failure_reason(exit_code: int, log: Path, start_byte: int) -> str:
     """Return why a command failed: its error message, or else its exit code and its last line of output.
 
-    since_bytes: size of the log before the command started.
+    start_byte: where the output of this command starts in the log.
     """
     with log.open("rb") as file:
-        file.seek(since_bytes)
+        file.seek(start_byte)
         lines = [line.rstrip() for line in file.read().decode(errors="replace").splitlines()]
-    found = [index for index, line in enumerate(lines) if line.startswith("error:")]
-    if found:
+    error_lines = [index for index, line in enumerate(lines) if line.startswith("error:")]
+    if error_lines:
         return (
-            " ".join(line.strip() for line in lines[found[-1] :])
+            " ".join(line.strip() for line in lines[error_lines[-1] :])
             .removeprefix("error:")
             .strip()[:_MAX_REASON_CHARACTERS]
         )
-    last = next((line.strip() for line in reversed(lines) if line and not line.startswith("$ ")), "")
-    return f"{describe_exit(exit_code)}{f': {last}' if last else ''}"[:_MAX_REASON_CHARACTERS]
+    last_line = next((line.strip() for line in reversed(lines) if line and not line.startswith("$ ")), "")
+    return f"{describe_exit(exit_code)}{f': {last_line}' if last_line else ''}"[:_MAX_REASON_CHARACTERS]
 
 
 def stop_with_parent() -> None:

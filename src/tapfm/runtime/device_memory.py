@@ -46,7 +46,7 @@ def explain_memory_error(device: torch.device) -> Iterator[None]:
 
 
 def free_memory(device: torch.device) -> None:
-    """Collect garbage and release cached memory to the device."""
+    """Collect garbage and release the device memory that torch has cached."""
     gc.collect()  # autograd graphs may be part of reference cycles
     if device.type == "cuda":
         torch.cuda.empty_cache()

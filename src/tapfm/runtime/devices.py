@@ -15,7 +15,7 @@ PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 
 
 def choose_device(text: str) -> torch.device:
-    """Return the named device; auto is the GPU if there is one. Raises InputError if it is not available."""
+    """Return the device with this name; auto is the GPU if there is one. Raises InputError if it is not available."""
     if re.fullmatch(r"auto|cpu|cuda(:\d+)?", text) is None:
         raise InputError(f"'{text}' is not a device.", hint="Use auto, cpu, cuda, cuda:0, cuda:1, ...")
     # Reduces fragmentation from chunks of different sizes. Has no effect once CUDA is initialised.

@@ -71,10 +71,10 @@ def file_identity(file: Path) -> tuple[str, int, int]:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file. Results are cached by path, size and modification time, as weights are large."""
-    real = path.resolve()
-    status = real.stat()
-    identity = f"{real}|{status.st_size}|{status.st_mtime_ns}"
+    """Return the SHA-256 of a file. Results are cached by path, size and modification time: weight files are large."""
+    real_path = path.resolve()
+    status = real_path.stat()
+    identity = f"{real_path}|{status.st_size}|{status.st_mtime_ns}"
     cache_file = _cache_folder() / "sha256" / f"{hashlib.sha256(identity.encode()).hexdigest()}.json"
     try:
         cached = json.loads(cache_file.read_text())
@@ -82,7 +82,7 @@ def file_sha256(path: Path) -> str:
             return str(cached["sha256"])
     except (OSError, ValueError, KeyError):
         pass  # not cached, or the cache is damaged
-    with real.open("rb") as file:
+    with real_path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     with contextlib.suppress(OSError):  # without a writable cache the file is hashed again next time
         write_atomically(cache_file, json.dumps({"file": identity, "sha256": digest}).encode())

@@ -13,34 +13,34 @@ _DUPLICATE_SIGNAL_S = 1.0  # terminals and schedulers may send a signal twice: t
 
 
 class StopSignalHandler:
-    """Context manager that records the first stop signal in `signal_number` and exits at the second one."""
+    """Context manager that remembers the first stop signal and exits at the second one."""
 
     def __init__(self, print_message: Callable[[str], object]) -> None:
         self._print = print_message
-        self._number: int | None = None
+        self._received_signal: int | None = None
         self._received_at = 0.0
-        self._before: dict[int, Any] = {}
+        self._previous_handlers: dict[int, Any] = {}
 
     def signal_number(self) -> int | None:
         """Return the number of the received signal, or None."""
-        return self._number
+        return self._received_signal
 
     def __enter__(self) -> StopSignalHandler:
         if threading.current_thread() is threading.main_thread():  # only the main thread can handle signals
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._receive)
+                self._previous_handlers[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - signature of signal handlers
         now = time.monotonic()
-        if self._number is None:
-            self._number, self._received_at = number, now
+        if self._received_signal is None:
+            self._received_signal, self._received_at = number, now
             self._print("Stopping: finishing and saving the current step. Press Ctrl-C again to stop immediately.")
         elif now - self._received_at > _DUPLICATE_SIGNAL_S:
-            raise SystemExit(128 + self._number)
+            raise SystemExit(128 + self._received_signal)

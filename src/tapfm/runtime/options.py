@@ -5,7 +5,7 @@ class TileOptions:
     cohort: Annotated[Path, Argument("Cohort table.", metavar="COHORT.csv")]
     _: KW_ONLY
     out: Annotated[Path, Option("Output folder.", metavar="DIR")]
-    workers: Annotated[int | None, Option("Worker processes.", default="one per core")] = None
+    workers: Annotated[int | None, Option("Worker processes.", show_default="one per core")] = None
 
 @command_function(TileOptions)
 def tile(options: TileOptions, console: Console) -> SlideTable: ...
@@ -49,7 +49,7 @@ class Option:
     help: str
     flags: str | None = None  # None: the field's name with dashes; for a switch also a pair: "--force/--resume"
     metavar: str | None = None
-    default: str | None = None  # description of the default, if its value is not clear
+    show_default: str | None = None  # text shown as the default in --help, if the value itself would not be clear
     at_least: int | None = None
     at_most: int | None = None
 
@@ -64,11 +64,11 @@ def options(cls: type[Class]) -> type[Class]:
     check = cls.__dict__.get("check")
 
     def convert_and_check(self: Any) -> None:
-        hints = typing.get_type_hints(type(self), include_extras=True)
+        type_hints = typing.get_type_hints(type(self), include_extras=True)
         for each in fields(self):
-            hint, parameter = typing.get_args(hints[each.name])
+            type_hint, parameter = typing.get_args(type_hints[each.name])
             flag = format_flag(each.name, parameter)
-            value = _convert(flag, getattr(self, each.name), hint)
+            value = _convert(flag, getattr(self, each.name), type_hint)
             if isinstance(parameter, Argument) and value == ():
                 raise InputError(f"{parameter.metavar or each.name} is missing.", hint=parameter.help)
             if isinstance(parameter, Option):
@@ -88,9 +88,9 @@ def format_flag(name: str, parameter: Argument | Option) -> str:
     return parameter.flags or f"--{name.replace('_', '-')}"
 
 
-def _convert(flag: str, value: Any, hint: Any) -> Any:
+def _convert(flag: str, value: Any, type_hint: Any) -> Any:
     """Convert a value to the type of its field, or to the first matching type of a union."""
-    kinds = typing.get_args(hint) if is_union(hint) else (hint,)
+    kinds = typing.get_args(type_hint) if is_union(type_hint) else (type_hint,)
     if value is None and type(None) in kinds:
         return None
     for kind in kinds:
@@ -103,17 +103,17 @@ def _convert(flag: str, value: Any, hint: Any) -> Any:
 
 
 def _convert_to(flag: str, value: Any, kind: Any) -> Any:
-    """Convert a value to one type, or return None if it does not match."""
+    """Convert a value to a type that is not a union, or return None if the value does not match."""
     item = item_type(kind)
     if item is not None:
-        single = isinstance(value, str | Path) or not isinstance(value, Iterable)
-        values = () if value is None else (value,) if single else value
+        is_single = isinstance(value, str | Path) or not isinstance(value, Iterable)
+        values = () if value is None else (value,) if is_single else value
         return tuple(_convert(flag, each, item) for each in values)
     if typing.get_origin(kind) is tuple:
         kinds = typing.get_args(kind)
         if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != len(kinds):
             return None
-        return tuple(_convert(flag, each, one) for each, one in zip(value, kinds, strict=True))
+        return tuple(_convert(flag, each, item_kind) for each, item_kind in zip(value, kinds, strict=True))
     if kind is Path:
         return Path(value) if isinstance(value, str | Path) else None
     if kind is bool or isinstance(value, bool):
@@ -135,15 +135,15 @@ def _check_limits(flag: str, value: Any, option: Option) -> None:
             raise InputError(f"{flag} must be at most {option.at_most}; got {number}.", hint=option.help)
 
 
-def is_union(hint: Any) -> bool:
-    """Return whether a type is X | Y. The command line uses the first of them."""
-    return typing.get_origin(hint) in (types.UnionType, typing.Union)
+def is_union(type_hint: Any) -> bool:
+    """Return whether a type is a union, X | Y. Command-line values are converted to X, the first type."""
+    return typing.get_origin(type_hint) in (types.UnionType, typing.Union)
 
 
-def item_type(hint: Any) -> Any:
+def item_type(type_hint: Any) -> Any:
     """Return X for tuple[X, ...], and None for other types."""
-    arguments = typing.get_args(hint)
-    return arguments[0] if typing.get_origin(hint) is tuple and arguments[1:] == (...,) else None
+    arguments = typing.get_args(type_hint)
+    return arguments[0] if typing.get_origin(type_hint) is tuple and arguments[1:] == (...,) else None
 
 
 class CommandFunction(Generic[Options, Result]):

@@ -13,17 +13,19 @@ OUTPUT_MARKER = ".tapfm-output"  # marks the output folders of tapfm; contains t
 
 
 @contextmanager
-def lock_folder(folder: Path, command: str, alternative: str = "choose another folder with --out") -> Iterator[None]:
-    """Lock an output folder for one process of one command. Raises InputError if it is in use or has other content.
+def lock_folder(folder: Path, command: str, suggestion: str = "choose another folder with --out") -> Iterator[None]:
+    """Lock an output folder for one process of one command. The lock is released when the process exits for any reason.
 
-    The lock is released when the process exits for any reason. alternative: what hints offer instead of this folder.
+    Raises InputError if the folder is in use, is not writable, or contains the output of another command.
+
+    suggestion: phrase for the hint of these errors: what to do instead of using this folder.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / OUTPUT_MARKER).open("a+")
     except OSError as error:
         raise InputError(
-            f"{folder} cannot be written to ({error}).", hint=f"{alternative[0].upper()}{alternative[1:]}."
+            f"{folder} cannot be written to ({error}).", hint=f"{suggestion[0].upper()}{suggestion[1:]}."
         ) from error
     with lock:
         try:
@@ -34,18 +36,18 @@ def lock_folder(folder: Path, command: str, alternative: str = "choose another f
             pass  # Windows
         except BlockingIOError as error:
             raise InputError(
-                f"Another {command} is running in {folder}.", hint=f"Wait until it has finished, or {alternative}."
+                f"Another {command} is running in {folder}.", hint=f"Wait until it has finished, or {suggestion}."
             ) from error
         except OSError:
             pass  # the file system has no locks
         lock.seek(0)
-        writer = lock.read().strip()
-        if writer not in ("", command):
+        previous_command = lock.read().strip()
+        if previous_command not in ("", command):
             raise InputError(
-                f"{folder} contains the output of {writer}; {command} cannot write to it.",
-                hint=f"{alternative[0].upper()}{alternative[1:]}.",
+                f"{folder} contains the output of {previous_command}; {command} cannot write to it.",
+                hint=f"{suggestion[0].upper()}{suggestion[1:]}.",
             )
-        if not writer:
+        if not previous_command:
             lock.write(command)
             lock.flush()
         yield
@@ -59,9 +61,10 @@ def remove_unfinished(*folders: Path) -> None:
 
 
 def check_no_other_files(folder: Path, *, allowed: Collection[str] = (), hint: str) -> None:
-    """Raise RunError if a folder contains files other than `allowed` and hidden ones. It need not exist."""
+    """Raise RunError if a folder contains files other than `allowed` and hidden ones. A missing folder is accepted."""
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder} is a file, not a folder.", hint=hint)
     names = sorted(path.name for path in folder.glob("[!.]*"))
     if others := [name for name in names if name not in allowed]:
-        raise RunError(f"{folder} contains other files, such as {others[0]}.", hint=hint)
+        more = " and other files" if len(others) > 1 else ""
+        raise RunError(f"{folder} cannot be the output folder: it already contains {others[0]}{more}.", hint=hint)

@@ -37,7 +37,7 @@ class SlideProgress:
     """Context manager that shows progress over slides, or over their tiles if the number of tiles is known.
 
     description: the current work, such as "tiling".
-    tiles: total number of tiles, which the bar then counts. If None, the bar counts slides.
+    slides, tiles: total numbers. The bar counts tiles, or slides if `tiles` is None.
     note: returns additional text to show, such as the time spent waiting.
     transient: remove the bar at the end.
     """
@@ -56,10 +56,10 @@ class SlideProgress:
         self._slides, self._tiles = slides, tiles
         self._slides_done = self._failed = self._tiles_done = 0
         self._tiles_handled = 0  # processed or unreadable
-        self._tiles_of_finished = 0  # of these, the tiles of finished slides
+        self._tiles_of_finished = 0  # the part of `_tiles_handled` that belongs to finished slides
         self._bars = make_progress_bars(console, transient=transient)
         self._bar = self._bars.add_task(description, total=slides if tiles is None else tiles, note="")
-        self._start = self._printed = time.monotonic()
+        self._started_at = self._printed_at = time.monotonic()
 
     def __enter__(self) -> SlideProgress:
         self._bars.start()
@@ -94,7 +94,7 @@ class SlideProgress:
 
     def _update(self) -> None:
         now = time.monotonic()
-        elapsed = max(now - self._start, 1e-9)
+        elapsed = max(now - self._started_at, 1e-9)
         parts = [_describe_speed(self._slides_done / elapsed)] if self._slides_done and self._tiles is None else []
         if self._tiles_done:
             parts += [f"{self._tiles_done:,} tiles"] if self._tiles is None else []
@@ -106,10 +106,10 @@ class SlideProgress:
             self._bars.update(self._bar, completed=self._slides_done, note=", ".join(parts))
         else:
             self._bars.update(self._bar, completed=self._tiles_handled, note=", ".join([f"tiles, {slides}", *parts]))
-        if not self._console.is_terminal and now - self._printed > PRINT_INTERVAL_S:
+        if not self._console.is_terminal and now - self._printed_at > PRINT_INTERVAL_S:
             counts = [slides] if self._tiles is None else [slides, f"{self._tiles_handled:,} of {self._tiles:,} tiles"]
             self.print(f"{self._description}: {', '.join([*counts, *parts])}")
-            self._printed = now
+            self._printed_at = now
 
 
 def _describe_speed(slides_per_second: float) -> str:

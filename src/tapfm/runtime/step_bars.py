@@ -27,13 +27,15 @@ class StepBars:
         self, console: Console, steps: Sequence[Step], done: Collection[str], *, groups: Collection[str], noun: str
     ) -> None:
         self._console, self._noun = console, noun
-        self._left = {group: {step.key for step in steps if step.group == group} - set(done) for group in groups}
-        if finished := self._finished():
+        self._remaining_steps = {
+            group: {step.key for step in steps if step.group == group} - set(done) for group in groups
+        }
+        if finished := self._count_finished_groups():
             console.print(f"{finished} of {format_count(len(groups), noun)} already done.")
         self._bars = make_progress_bars(console)
         self._groups_bar = self._bars.add_task(f"{noun}s", total=len(groups), completed=finished, note="")
         self._running: dict[str, tuple[Step, TaskID]] = {}
-        self._updated = self._printed = time.monotonic()
+        self._updated_at = self._printed_at = time.monotonic()
 
     def __enter__(self) -> StepBars:
         self._bars.start()
@@ -46,20 +48,22 @@ class StepBars:
         """Add a bar for a step."""
         self._running[step.key] = step, self._bars.add_task(f"  {step.key}", total=step.epochs or None, note="")
         if not self._console.is_terminal:
-            self._print(f"{self._finished()} of {len(self._left)} {self._noun}s done; {step.key}")
+            self._print(
+                f"{self._count_finished_groups()} of {len(self._remaining_steps)} {self._noun}s done; {step.key}"
+            )
 
     def show_progress(self) -> None:
         """Update the number of finished epochs."""
         now = time.monotonic()
-        if now - self._updated < _UPDATE_INTERVAL_S:
+        if now - self._updated_at < _UPDATE_INTERVAL_S:
             return
-        self._updated = now
+        self._updated_at = now
         lines = []
         for step, bar in self._running.values():
             epochs = _count_finished_epochs(step)
             self._bars.update(bar, completed=epochs)
             lines.append(f"{step.key}, epoch {min(epochs + 1, step.epochs)}/{step.epochs}" if step.epochs else step.key)
-        if lines and not self._console.is_terminal and now - self._printed > PRINT_INTERVAL_S:
+        if lines and not self._console.is_terminal and now - self._printed_at > PRINT_INTERVAL_S:
             self._print("; ".join(lines))
 
     def show_result(self, step: Step, result: StepResult) -> None:
@@ -68,19 +72,19 @@ class StepBars:
             self._bars.remove_task(self._running.pop(step.key)[1])
         if result.state == "failed":
             print_failure(self._bars.console, step.key, result.reason)
-        self._left.get(step.group, set()).discard(step.key)
-        self._bars.update(self._groups_bar, completed=self._finished())
+        self._remaining_steps.get(step.group, set()).discard(step.key)
+        self._bars.update(self._groups_bar, completed=self._count_finished_groups())
 
-    def _finished(self) -> int:
-        return sum(not keys for keys in self._left.values())
+    def _count_finished_groups(self) -> int:
+        return sum(not keys for keys in self._remaining_steps.values())
 
     def _print(self, text: str) -> None:
         self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        self._printed = time.monotonic()
+        self._printed_at = time.monotonic()
 
 
 def _count_finished_epochs(step: Step) -> int:
     try:
-        return step.history.read_bytes().count(b"\n") if step.history is not None else 0
+        return step.history_file.read_bytes().count(b"\n") if step.history_file is not None else 0
     except OSError:  # not written yet
         return 0

@@ -13,8 +13,9 @@ from typing import Any, Literal, Protocol
 from tapfm.errors import TapfmError
 from tapfm.runtime.commands import POLL_INTERVAL_S, failure_reason
 
-State = Literal["done", "failed", "not run"]
-STOPPED_CODE = 130  # after Ctrl-C
+StepState = Literal["done", "failed", "not run"]
+INTERRUPTED_EXIT_CODE = 130  # after Ctrl-C
+_STOPPED_REASON = "stopped by a signal (Ctrl-C or SIGTERM)"
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,13 @@ class Step:
     log: file for the command's output.
     group: the run or cohort that the step belongs to, if any.
     title: heading that a display may print instead of the key.
-    files: output files. The step is done if all of them exist, unless `check_done` is given.
+    output_files: files and folders that the step writes. It is done if all of them exist, unless `check_done` is given.
     check_done: returns whether the step is done.
     needs: keys of the steps that must be done first.
-    before: called right before the step runs.
-    problem: reason why the step cannot run.
-    history, epochs: for a training run, the file with one line per finished epoch, and the number of epochs.
-    shown_prefixes: a display may show the output lines that start with one of these.
+    prepare: called right before the step runs.
+    config_problem: why the settings of the step are invalid. If not empty, the step fails without being run.
+    history_file, epochs: for a training run, the file with one line per finished epoch, and the number of epochs.
+    shown_prefixes: a display may show the lines of the command's output that start with one of these.
     """
 
     name: str
@@ -40,13 +41,13 @@ class Step:
     log: Path
     group: str = ""
     title: str = ""
-    files: tuple[Path, ...] = ()
+    output_files: tuple[Path, ...] = ()
     check_done: Callable[[], bool] | None = None
     needs: tuple[str, ...] = ()
     function: Callable[[], object] | None = None
-    before: Callable[[], object] | None = None
-    problem: str = ""
-    history: Path | None = None
+    prepare: Callable[[], object] | None = None
+    config_problem: str = ""
+    history_file: Path | None = None
     epochs: int = 0
     shown_prefixes: tuple[str, ...] = ()
 
@@ -56,18 +57,18 @@ class Step:
         return f"{self.group}: {self.name}" if self.group else self.name
 
     def is_done(self) -> bool:
-        return all(path.exists() for path in self.files) if self.check_done is None else self.check_done()
+        return all(path.exists() for path in self.output_files) if self.check_done is None else self.check_done()
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """Result of a step. `error` is the exception if the step ran in this process."""
+    """Result of a step."""
 
-    state: State
+    state: StepState
     reason: str = ""
-    code: int = field(default=0, compare=False)  # exit code
+    exit_code: int = field(default=0, compare=False)
     seconds: float = field(default=0.0, compare=False)
-    error: TapfmError | None = field(default=None, compare=False)
+    error: TapfmError | None = field(default=None, compare=False)  # if the step raised it in this process
 
 
 class StepDisplay(Protocol):
@@ -89,7 +90,7 @@ class StepRunner:
     run_command(step, poll): runs the command of a step and returns its exit code. It must call `poll()` regularly.
         `poll` returns None or the number of a signal to forward to the command, or raises SystemExit to stop
         immediately.
-    record: called with the results of all steps at the start and after every change.
+    save_results: called with the results of all steps at the start and after every change.
     signal_number: returns the number of a received stop signal, or None. After a signal no step is started.
     jobs: number of steps to run at the same time. A single job runs in the main thread, several run in threads.
     """
@@ -99,20 +100,20 @@ class StepRunner:
         steps: Sequence[Step],
         run_command: Callable[[Step, Callable[[], int | None]], int],
         *,
-        record: Callable[[Mapping[str, StepResult]], object],
+        save_results: Callable[[Mapping[str, StepResult]], object],
         display: StepDisplay,
         signal_number: Callable[[], int | None] = lambda: None,
         jobs: int = 1,
     ) -> None:
         self._steps, self._run_command, self._jobs = steps, run_command, jobs
-        self._record, self._display, self._signal_number = record, display, signal_number
+        self._save_results, self._display, self._signal_number = save_results, display, signal_number
         self._results: dict[str, StepResult] = {}
         self._stop_now = threading.Event()
 
     def run(self, done: Collection[str]) -> dict[str, StepResult]:
         """Run all steps except those whose keys are in `done`. Return the results of all steps by key."""
         self._results = {step.key: StepResult("done" if step.key in done else "not run") for step in self._steps}
-        self._record(self._results)
+        self._save_results(self._results)
         waiting = [step for step in self._steps if step.key not in done]
         running: dict[Future[StepResult], Step] = {}
         with ThreadPoolExecutor(self._jobs) if self._jobs > 1 else _InlineExecutor() as executor:
@@ -122,8 +123,8 @@ class StepRunner:
                     ready = [step for step in waiting if unfinished.isdisjoint(step.needs)]
                     for step in ready[: self._jobs - len(running)] if self._signal_number() is None else []:
                         waiting.remove(step)
-                        if blocked := self._result_if_blocked(step):
-                            self._finish(step, blocked)
+                        if blocked_result := self._result_if_blocked(step):
+                            self._finish(step, blocked_result)
                         else:
                             self._display.show_start(step)
                             running[executor.submit(self._run_step, step)] = step
@@ -131,17 +132,16 @@ class StepRunner:
                     self._check_stop_signal()
                     for future in finished:
                         self._finish(running.pop(future), future.result())
-            except (
-                BaseException
-            ):  # such as SystemExit at a second signal; threads must stop, as the executor waits for them
+            except BaseException:  # for example SystemExit at a second signal
+                # The executor waits for its threads. This makes them stop.
                 self._stop_now.set()
                 raise
         return self._results
 
     def _result_if_blocked(self, step: Step) -> StepResult | None:
         """Return the result of a step that cannot run, or None if it can."""
-        if step.problem:
-            return StepResult("failed", step.problem)
+        if step.config_problem:
+            return StepResult("failed", step.config_problem)
         done = {key for key, result in self._results.items() if result.state == "done"}
         return next((StepResult("not run", f"needs {key}") for key in step.needs if key not in done), None)
 
@@ -152,12 +152,12 @@ class StepRunner:
         except TapfmError as error:
             result = StepResult("failed", error.message, error.exit_code, error=error)
         except KeyboardInterrupt:
-            result = StepResult("not run", "stopped", STOPPED_CODE)
+            result = StepResult("not run", _STOPPED_REASON, INTERRUPTED_EXIT_CODE)
         return replace(result, seconds=time.monotonic() - start)
 
     def _execute(self, step: Step) -> StepResult:
-        if step.before is not None:
-            step.before()
+        if step.prepare is not None:
+            step.prepare()
         log_bytes = step.log.stat().st_size if step.log.exists() else 0
         code = 0
         if step.function is not None:
@@ -167,7 +167,7 @@ class StepRunner:
         if code == 0 and step.is_done():
             return StepResult("done")
         if self._signal_number() is not None:
-            return StepResult("not run", "stopped", code)
+            return StepResult("not run", _STOPPED_REASON, code)
         if code == 0:
             return StepResult("failed", "the command reported no error, but its output files are missing")
         return StepResult("failed", failure_reason(code, step.log, log_bytes), code)
@@ -182,7 +182,7 @@ class StepRunner:
 
     def _finish(self, step: Step, result: StepResult) -> None:
         self._results[step.key] = result
-        self._record(self._results)
+        self._save_results(self._results)
         if self._signal_number() is None:  # do not show a stopped step as finished
             self._display.show_result(step, result)
 

@@ -119,7 +119,7 @@ def map_isolated(
                 worker, key = busy[connection]
                 try:
                     result: Result | WorkerCrash = connection.recv()
-                except Exception:  # the connection was closed, possibly in the middle of a result
+                except Exception:  # the worker died, possibly while it was sending a result
                     del busy[connection]
                     yield key, WorkerCrash(describe_exit(worker.stop()))
                     send_next_item()
@@ -134,7 +134,7 @@ def map_isolated(
 
 
 def start_worker(serve: Callable[..., None], *arguments: Any) -> Worker:
-    """Start a process that runs `serve(connection, *arguments)`. Both are pickled, `serve` by its name."""
+    """Start a process that runs `serve(connection, *arguments)`. The arguments are pickled, `serve` by its name."""
     context = multiprocessing.get_context("spawn")  # a fork would copy locks held by threads of C libraries
     parent_end, worker_end = context.Pipe()
     process = context.Process(target=_run_worker, args=(serve, worker_end, arguments), daemon=True)
@@ -166,11 +166,11 @@ def _ignore_interrupts() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # only the main thread can set signal handlers
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    previous_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous_handler)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ MAX_UNREADABLE_FRACTION = 0.05  # of a slide; above it the slide fails
 BLOCK_PX = 4096  # level pixels read at once for a thumbnail; limits the memory for slides without a pyramid
 
 
-class LevelReader(Protocol):
+class SlideWithLevels(Protocol):
     """The part of the Slide interface that reading a region needs."""
 
     @property
@@ -43,13 +43,19 @@ def best_level(levels: Sequence[Level], downsample: float) -> int:
     return max(fine_enough, key=lambda i: levels[i].downsample, default=0)
 
 
-def read_tile(slide: LevelReader, x_px0: int, y_px0: int, side_px0: int, tile_px: int) -> Pixels:
+def read_tile(slide: SlideWithLevels, x_px0: int, y_px0: int, side_px0: int, tile_px: int) -> Pixels:
     """Read a square of `side_px0` level-0 pixels as a tile of `tile_px`."""
     return read_region(slide, x_px0, y_px0, side_px0, side_px0, tile_px, tile_px)
 
 
 def read_region(
-    slide: LevelReader, x_px0: float, y_px0: float, width_px0: float, height_px0: float, width_px: int, height_px: int
+    slide: SlideWithLevels,
+    x_px0: float,
+    y_px0: float,
+    width_px0: float,
+    height_px0: float,
+    width_px: int,
+    height_px: int,
 ) -> Pixels:
     """Read a rectangle given in level-0 pixels, resized to `width_px` x `height_px`."""
     levels = slide.metadata.levels
@@ -91,7 +97,7 @@ def _resize(pixels: Pixels, box: tuple[float, float, float, float], width_px: in
     return np.array(Image.fromarray(pixels).resize((width_px, height_px), kernel, box=inside))
 
 
-def make_thumbnail(slide: LevelReader, longest_px: int, threads: int = 1) -> Thumbnail:
+def make_thumbnail(slide: SlideWithLevels, longest_px: int, threads: int = 1) -> Thumbnail:
     """Read a thumbnail of the slide's bounds whose longer side has at most `longest_px`, in blocks on `threads`."""
     bounds = slide.metadata.bounds
     shrink = max(1.0, max(bounds.width_px0, bounds.height_px0) / longest_px)
@@ -100,7 +106,7 @@ def make_thumbnail(slide: LevelReader, longest_px: int, threads: int = 1) -> Thu
     return Thumbnail(read_blockwise(slide, bounds, width_px, height_px, threads), bounds)
 
 
-def read_blockwise(slide: LevelReader, box: Box, width_px: int, height_px: int, threads: int = 1) -> Pixels:
+def read_blockwise(slide: SlideWithLevels, box: Box, width_px: int, height_px: int, threads: int = 1) -> Pixels:
     """Read a large rectangle at a small size in blocks, to limit memory.
 
     Blocks that cannot be decoded keep the background colour; too many of them raise TileReadError.

@@ -48,7 +48,7 @@ def fit_losses(results: StudyResults, comparison: StudyComparison) -> list[Model
     fits = []
     for each in results.models:
         model, histories = each.model, list(each.histories.values())
-        target = MACRO if study.multilabel else model.target or study.targets[0]
+        target = MACRO if study.is_multilabel else model.target or study.targets[0]
         test = aucs.get(model.row_key, {}).get(("test", target))
         losses = average_by_epoch(histories, "loss_agg")
         fits.append(

@@ -69,11 +69,11 @@ def compare_study(results: StudyResults) -> StudyComparison:
     patients: dict[CohortTarget, int] = {}
     aucs: dict[str, dict[CohortTarget, ComparedAuc]] = {}
     notes: list[str] = []
-    for target in [*study.targets, *([MACRO] if study.multilabel else [])]:
+    for target in [*study.targets, *([MACRO] if study.is_multilabel else [])]:
         for cohort in COHORTS:
             if not (seeds := results.predictions(cohort, target)):
                 continue
-            targets = target_kinds(study.targets if study.multilabel else [target])
+            targets = target_kinds(study.targets if study.is_multilabel else [target])
             comparison, best = _compare_with_best(seeds, targets, target, study)
             patients[cohort, target] = comparison.patient_count
             for name in seeds:
@@ -167,12 +167,12 @@ def wide_table(comparison: StudyComparison, study: StudyConfig) -> Table:
     """
     cohort_targets, rows = list(comparison.patients), []
     titles = {(cohort, target): _cohort_title(comparison, cohort, target) for cohort, target in cohort_targets}
-    if study.multilabel:
+    if study.is_multilabel:
         targets = list(dict.fromkeys(target for _, target in cohort_targets))
         columns = [_auc_column("Macro average" if target == MACRO else target) for target in targets]
         for cohort in dict.fromkeys(cohort for cohort, _ in cohort_targets):
             selected = [(cohort, target) for target in targets]
-            rows += [Row(heading=titles[selected[0]], level=1), *_model_rows(comparison, selected)]
+            rows += [Row(heading=titles[selected[0]], heading_level=1), *_model_rows(comparison, selected)]
     else:
         columns = [_auc_column(titles[each], group=each[1]) for each in cohort_targets]
         rows += _model_rows(comparison, cohort_targets)

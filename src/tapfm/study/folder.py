@@ -20,7 +20,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from tapfm.config.changes import changed_settings
+from tapfm.config.changes import describe_changed_settings
 from tapfm.config.settings import RunConfig
 from tapfm.runtime.csv_files import read_csv
 from tapfm.study.runs import PlannedRun, StudyModel, safe_folder_name
@@ -80,7 +80,7 @@ class StudyFolder:
         run_file = self.run(run) / "config.toml"
         if not run_file.is_file():
             return []
-        return changed_settings(tomllib.loads(run_file.read_text("utf-8")), config.as_tables())
+        return describe_changed_settings(tomllib.loads(run_file.read_text("utf-8")), config.as_tables())
 
     def read_history(self, run: PlannedRun) -> list[dict[str, Any]]:
         """Return the metrics of each epoch of a run."""

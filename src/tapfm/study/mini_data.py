@@ -67,7 +67,7 @@ def _task_steps(folder: Path, task: str) -> list[Step]:
         ("synth", str(slides), "--task", task, *_SYNTH_OPTIONS),
         log(f"synthetic-{task}"),
         group,
-        files=(slides / "README.md",),  # written last
+        output_files=(slides / "README.md",),  # written last
     )
     steps = [synth]
     for cohort, table in TABLES.items():

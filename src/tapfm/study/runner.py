@@ -91,7 +91,7 @@ def run_steps(
         return StepRunner(
             steps,
             lambda step, check: run_command(step.arguments, step.log, check),
-            record=partial(write_status, folder, steps),
+            save_results=partial(write_status, folder, steps),
             display=bars,
             signal_number=stop.signal_number,
             jobs=jobs,

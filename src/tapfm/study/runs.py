@@ -75,7 +75,7 @@ class PlannedRun:
 
 def list_models(study: StudyConfig) -> list[StudyModel]:
     """Return the models of a study, ordered by target, method, encoder, aggregator and variant."""
-    targets: Sequence[str | None] = [None] if study.multilabel or len(study.targets) == 1 else study.targets
+    targets: Sequence[str | None] = [None] if study.is_multilabel or len(study.targets) == 1 else study.targets
     variants: Sequence[str | None] = [each.name for each in study.variants] or [None]
     return [
         StudyModel(encoder, method, aggregator, variant, target)

@@ -57,7 +57,9 @@ class _StepBuilder:
         study, folder = self.study, self.folder
         if problem := self.plan.problems.get(run.name):
             show_config = ("config", str(folder.config(run)))
-            yield Step("train", show_config, folder.log(run.name), run.name, check_done=lambda: False, problem=problem)
+            yield Step(
+                "train", show_config, folder.log(run.name), run.name, check_done=lambda: False, config_problem=problem
+            )
             return
         config = self.plan.configs[run.name]
         cohorts = {"test": study.cohort} | ({"external": study.external} if study.external is not None else {})
@@ -77,7 +79,7 @@ class _StepBuilder:
             options = ["--tiles", str(study.probe.tiles), "--out", str(out), "--seed", str(study.probe.seed)]
             arguments = ("probe", str(folder.run(run)), *options, "--device", config.machine.device)
             log = folder.log(f"{run.name}-probe")
-            yield Step("probe", arguments, log, run.name, files=(out,), needs=(training.key,))
+            yield Step("probe", arguments, log, run.name, output_files=(out,), needs=(training.key,))
 
     def _train_step(self, run: PlannedRun, config: RunConfig, needs: tuple[str, ...]) -> Step:
         out = self.folder.run(run)
@@ -88,7 +90,7 @@ class _StepBuilder:
             run.name,
             check_done=lambda: self.folder.is_finished(run, config.machine.allow_failures),
             needs=needs,
-            history=out / "history.jsonl",
+            history_file=out / "history.jsonl",
             epochs=config.schedule.epochs,
         )
 
@@ -133,7 +135,7 @@ class _StepBuilder:
                 name,
                 check_done=partial(is_evaluated, out, self.study, external),
                 needs=tuple(needs),
-                before=partial(_write_fold_ensemble, folder, ensemble, members),
+                prepare=partial(_write_fold_ensemble, folder, ensemble, members),
             )
 
     def _external_options(self, model: StudyModel, slides: SlidesSection) -> list[str]:

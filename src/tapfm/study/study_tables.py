@@ -95,7 +95,7 @@ def _write_files(folder: Path, study: StudyConfig, parts: Sequence[_StudyPart], 
         f"{study.name}: AUC with 95% confidence interval (bootstrap of patients), and p value of a paired test against "
         "the best model of the column (Holm-corrected). N: number of patients. Best in bold, second best underlined."
     )
-    label = "multi_label" if study.multilabel else "comparison"
+    label = "multi_label" if study.is_multilabel else "comparison"
     texts[f"{parts[0].name}.tex"] = latex_table(parts[0].table, caption, label)
     for name, text in texts.items():
         write_atomically(folder / name, text.encode())
@@ -104,7 +104,7 @@ def _write_files(folder: Path, study: StudyConfig, parts: Sequence[_StudyPart], 
 
 
 def _auc_part(results: StudyResults, comparison: StudyComparison) -> _StudyPart:
-    name = "table_multilabel" if results.study.multilabel else "table_binary"
+    name = "table_multilabel" if results.study.is_multilabel else "table_binary"
     roc = roc_figure(results)
     tables = wide_table(comparison, results.study), tidy_table(comparison)
     return _StudyPart("AUC", name, *tables, figures={} if roc is None else {"roc.png": roc})

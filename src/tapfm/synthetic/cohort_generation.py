@@ -55,21 +55,21 @@ _TRUTH_FOLDER = "truth"
 _SLIDE_NAME = re.compile(r"(slides/S|external/X)\d{3,}\.svs")
 README = "README.md"
 _MAX_CONTACT_SHEET_SLIDES = 40
-_BYTES_PER_PIXEL = 55  # peak memory while a slide is generated, with a margin
-_FAILURE_HINT = f"{RESUME_HINT} If the machine ran out of memory, use --workers 1 or fewer --tiles."
+_BYTES_PER_PIXEL = 55  # peak memory per slide pixel while a slide is generated, with a margin
+_FAILURE_HINT = f"{RESUME_HINT} If the machine ran out of memory, use --workers 1 or a smaller --tiles-per-slide."
 
 
 @dataclass(frozen=True)
 class _GenerationJob:
     """One slide to generate. Jobs are sent to workers."""
 
-    planned: PlannedSlide
-    folder: Path
+    planned_slide: PlannedSlide
+    folder: Path  # of the cohort
 
     @property
     def relative_path(self) -> str:
         """Path of the slide relative to the cohort folder, as in the cohort table."""
-        return f"{_SLIDE_FOLDERS[self.planned.cohort]}/{self.planned.slide_id}.svs"
+        return f"{_SLIDE_FOLDERS[self.planned_slide.cohort]}/{self.planned_slide.slide_id}.svs"
 
     @property
     def slide_path(self) -> Path:
@@ -86,7 +86,7 @@ def parse_cohort_spec(
     tiles: int,
     seed: int,
 ) -> CohortSpec:
-    """Return the settings given by command-line options.
+    """Return the settings of a cohort from command-line options.
 
     prevalence: P for all targets, or TARGET=P for one target, which takes precedence.
     """
@@ -110,35 +110,36 @@ def generate_cohort(
     spec: CohortSpec, folder: Path, *, workers: int, force: bool, console: Console
 ) -> list[PlannedSlide]:
     """Generate all slides that do not exist yet, then write the tables. Return all slides."""
-    planned = plan_cohort(spec)
-    jobs = [_GenerationJob(each, folder) for each in planned]
+    slides = plan_cohort(spec)
+    jobs = [_GenerationJob(each, folder) for each in slides]
     key = fingerprint(SYNTHETIC_VERSION, asdict(spec))
-    earlier = _check_folder(folder, key, force=force)
+    earlier_slides = _check_folder(folder, key, force=force)
     with lock_folder(folder, "tapfm synth", "choose another folder"), SlideClaims(folder) as claims:
         try:
             remove_unfinished(folder, *(folder / name for name in (*_SLIDE_FOLDERS.values(), _TRUTH_FOLDER)))
-            _remove_earlier_cohort(folder, earlier)
+            _remove_earlier_cohort(folder, earlier_slides)
             settings = {"key": key, "settings": asdict(spec), "slides": [job.relative_path for job in jobs]}
             write_atomically(folder / _SETTINGS_FILE, json.dumps(settings, indent=1).encode())
             todo = [job for job in jobs if force or not _is_complete(job)]
             if len(todo) < len(jobs):
                 console.print(
-                    f"{len(jobs) - len(todo):,} of {len(jobs):,} slides already exist and are not generated again."
+                    f"{len(jobs) - len(todo):,} of {len(jobs):,} slides already exist and are kept. "
+                    "Use --force to generate all slides again."
                 )
             _generate_slides(todo, _limit_workers(todo, workers, console), claims, console)
-            _write_tables(spec, planned, folder)
+            _write_tables(spec, slides, folder)
         except OSError as error:
             raise TapfmError(f"{folder} cannot be written ({error}).", hint=_FAILURE_HINT) from error
-    return planned
+    return slides
 
 
 def _is_complete(job: _GenerationJob) -> bool:
     """Return whether all files of a slide exist and can be read."""
-    files = _list_truth_files(job.folder, job.planned.slide_id).values()
+    files = _list_truth_files(job.folder, job.planned_slide.slide_id).values()
     if not all(path.is_file() for path in (job.slide_path, *files)):
         return False
     try:
-        read_truth(job.folder / _TRUTH_FOLDER, job.planned.slide_id)
+        read_truth(job.folder / _TRUTH_FOLDER, job.planned_slide.slide_id)
         with closing(open_slide(job.slide_path)) as slide:
             slide.thumbnail(64)
     except TapfmError:
@@ -151,8 +152,8 @@ def _limit_workers(jobs: Sequence[_GenerationJob], workers: int, console: Consol
     if not workers or not jobs or not hasattr(os, "sysconf") or "SC_AVPHYS_PAGES" not in os.sysconf_names:
         return workers
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    largest_um2 = max(job.planned.section.width_um * job.planned.section.height_um for job in jobs)
-    pixels = largest_um2 / min(job.planned.scanner.mpp for job in jobs) ** 2
+    largest_um2 = max(job.planned_slide.section.width_um * job.planned_slide.section.height_um for job in jobs)
+    pixels = largest_um2 / min(job.planned_slide.scanner.mpp for job in jobs) ** 2
     fitting = max(1, min(workers, int(free / (_BYTES_PER_PIXEL * pixels))))
     if fitting < workers:
         console.print(f"Using {fitting} instead of {workers} workers, because free memory is limited.")
@@ -160,7 +161,10 @@ def _limit_workers(jobs: Sequence[_GenerationJob], workers: int, console: Consol
 
 
 def _check_folder(folder: Path, key: str, *, force: bool) -> list[str]:
-    """Raise InputError if a folder contains something else; return the slides of an earlier cohort to remove."""
+    """Return the slides of an earlier cohort to replace, as relative paths.
+
+    Raise InputError if the folder contains other files, or if such a cohort exists and `force` is not set.
+    """
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file.", hint="Use a new folder, or one that tapfm synth created.")
     try:
@@ -211,7 +215,7 @@ def _list_truth_files(folder: Path, slide_id: str) -> dict[str, Path]:
 
 def _generate_slides(jobs: Sequence[_GenerationJob], workers: int, claims: SlideClaims, console: Console) -> None:
     """Generate slides in worker processes. Raise TapfmError if a slide fails."""
-    by_id = {job.planned.slide_id: job for job in jobs}
+    by_id = {job.planned_slide.slide_id: job for job in jobs}
     with SlideProgress(console, "generating", slides=len(jobs)) as progress:
         for slide_id, result in run_slides(_generate_and_write, by_id, workers=workers, claims=claims):
             if isinstance(result, Failure):
@@ -222,30 +226,30 @@ def _generate_slides(jobs: Sequence[_GenerationJob], workers: int, claims: Slide
 def _generate_and_write(job: _GenerationJob) -> None:
     """Generate one slide and write its files. Runs in a worker."""
     cv2.setNumThreads(1)  # several slides are generated in parallel
-    planned = job.planned
-    rendered = render_slide(planned)
-    files = _list_truth_files(job.folder, planned.slide_id)
+    planned_slide = job.planned_slide
+    rendered = render_slide(planned_slide)
+    files = _list_truth_files(job.folder, planned_slide.slide_id)
     scan = rendered.scan
     artefacts = {"Fold": scan.fold_mask, "Out of focus": scan.blur_mask, "Pen": scan.pen_mask}
     write_atomically(files["png"], encode_truth_image(rendered.truth))
     write_atomically(files["json"], json.dumps(truth_metadata(rendered.truth)).encode())
-    write_atomically(files["geojson"], encode_truth_geojson(rendered.truth, artefacts, planned.slide_id))
+    write_atomically(files["geojson"], encode_truth_geojson(rendered.truth, artefacts, planned_slide.slide_id))
     # the slide is written last, so that a slide that exists is complete
-    write_atomically(job.slide_path, encode_svs(scan.pixels, planned.scanner, planned.slide_id))
+    write_atomically(job.slide_path, encode_svs(scan.pixels, planned_slide.scanner, planned_slide.slide_id))
 
 
-def _write_tables(spec: CohortSpec, planned: Sequence[PlannedSlide], folder: Path) -> None:
+def _write_tables(spec: CohortSpec, slides: Sequence[PlannedSlide], folder: Path) -> None:
     """Write the cohort tables, the table of tiles, the contact sheet and the README."""
     targets = [each.name for each in spec.targets]
     for cohort, name in COHORT_TABLES.items():
-        rows = [each for each in planned if each.cohort == cohort]
+        rows = [each for each in slides if each.cohort == cohort]
         if rows:
             write_atomically(folder / name, _encode_cohort_table(rows, targets, folder))
-    truths = {each.slide_id: read_truth(folder / _TRUTH_FOLDER, each.slide_id) for each in planned}
-    tile_table = [row for each in planned for row in tile_rows(each.slide_id, truths[each.slide_id], targets)]
+    truths = {each.slide_id: read_truth(folder / _TRUTH_FOLDER, each.slide_id) for each in slides}
+    tile_table = [row for each in slides for row in tile_rows(each.slide_id, truths[each.slide_id], targets)]
     write_atomically(folder / _TRUTH_FOLDER / "tiles.csv", encode_tile_table(tile_table, targets))
     write_atomically(
-        folder / CONTACT_SHEET, _encode_contact_sheet([_GenerationJob(each, folder) for each in planned], truths)
+        folder / CONTACT_SHEET, _encode_contact_sheet([_GenerationJob(each, folder) for each in slides], truths)
     )
     write_atomically(folder / README, _format_readme(spec, targets).encode())
 
@@ -266,8 +270,8 @@ def _encode_contact_sheet(jobs: Sequence[_GenerationJob], truths: Mapping[str, S
     columns, text_px, gap_px, side_px = 4, 18, 8, TileSpec().tile_px
     cells = []
     for job in shown:
-        truth = truths[job.planned.slide_id]
-        x, y, side_px0 = _find_example_tile(truth, job.planned.positive_targets)
+        truth = truths[job.planned_slide.slide_id]
+        x, y, side_px0 = _find_example_tile(truth, job.planned_slide.positive_targets)
         with closing(open_slide(job.slide_path)) as slide:
             cells.append((slide.thumbnail(round(side_px * ASPECT_RATIO)).pixels, slide.read(x, y, side_px0, side_px)))
     width_px = max(thumbnail.shape[1] for thumbnail, _ in cells) + side_px + 2 * gap_px
@@ -278,9 +282,13 @@ def _encode_contact_sheet(jobs: Sequence[_GenerationJob], truths: Mapping[str, S
         x, y = index % columns * width_px, index // columns * height_px
         sheet.paste(Image.fromarray(thumbnail), (x, y + text_px))
         sheet.paste(Image.fromarray(tile), (x + thumbnail.shape[1] + gap_px, y + text_px))
-        planned = job.planned
-        draw.text((x + 4, y + 3), f"{planned.slide_id}  {planned.scanner.objective}x  {planned.site}", "black")
-        draw.text((x + thumbnail.shape[1] + gap_px, y + 3), "  ".join(planned.positive_targets), (0, 120, 50))
+        planned_slide = job.planned_slide
+        draw.text(
+            (x + 4, y + 3),
+            f"{planned_slide.slide_id}  {planned_slide.scanner.objective}x  {planned_slide.site}",
+            "black",
+        )
+        draw.text((x + thumbnail.shape[1] + gap_px, y + 3), "  ".join(planned_slide.positive_targets), (0, 120, 50))
     file = io.BytesIO()
     sheet.save(file, "JPEG", quality=88)
     return file.getvalue()

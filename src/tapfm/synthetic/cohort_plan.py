@@ -15,7 +15,7 @@ import numpy as np
 from tapfm.errors import InputError, UnknownNameError
 from tapfm.runtime.seeding import make_rng
 from tapfm.synthetic.nuclei import EPITHELIAL, LOOKALIKES, MORPHOLOGIES, interpolate_kinds
-from tapfm.synthetic.scanning import Artefacts, PenColour, Scanner, Staining, vary_colour
+from tapfm.synthetic.scanning import Artefacts, PenColour, Scanner, StainingProtocol, vary_colour
 from tapfm.synthetic.section import Focus, Outline, SectionSpec
 
 CohortName: TypeAlias = Literal["development", "external"]
@@ -24,28 +24,29 @@ CohortName: TypeAlias = Literal["development", "external"]
 # older version are then generated again. tests/versions/ fails if the output changes and this version does not.
 SYNTHETIC_VERSION = 1
 
-_FRACTION_AT_40X = 0.3
-MIN_PER_CLASS = 2  # slides of each class, for each target in each split that is large enough
-_TILE_UM = 112.0  # 224 px at 0.5 um per pixel
-_TYPICAL_TISSUE_FRACTION = 0.5
+_FRACTION_AT_40X = 0.3  # fraction of the slides that are scanned at 40x; the others at 20x
+# Minimum number of positive and of negative slides per target and split. Smaller splits: see `_sample_slides`.
+MIN_PER_CLASS = 2
+_TILE_UM = 112.0  # side of a default tile: 224 px at 0.5 um per pixel
+_TYPICAL_TISSUE_FRACTION = 0.5  # of the area of a slide
 ASPECT_RATIO = 1.28  # width of a slide over its height
 
 
 @dataclass(frozen=True)
 class SyntheticTarget:
-    """A target: the fraction of positive slides in each cohort, and the morphology of positive slides."""
+    """A target of a synthetic cohort."""
 
     name: str
-    prevalence: Mapping[CohortName, float]
-    morphology: str
+    prevalence: Mapping[CohortName, float]  # fraction of positive slides
+    morphology: str  # of the nuclei in the foci of positive slides: a key of MORPHOLOGIES
 
 
 @dataclass(frozen=True)
 class _Difficulty:
     """Difficulty of the task. Fractions are of the epithelium."""
 
-    signal_fraction: float  # on positive slides
-    strength: float  # 1: the full morphology
+    signal_fraction: float  # approximate, for each positive target of a slide
+    morphology_strength: float  # of nuclei in foci; 0: like normal nuclei, 1: as in MORPHOLOGIES and LOOKALIKES
     max_lookalike_fraction: float  # maximum for each lookalike, on positive and negative slides
 
 
@@ -64,20 +65,28 @@ TASKS: dict[str, tuple[SyntheticTarget, ...]] = {
     ),
 }
 DIFFICULTIES: dict[str, _Difficulty] = {
-    "easy": _Difficulty(signal_fraction=0.30, strength=1.0, max_lookalike_fraction=0.0),
-    "medium": _Difficulty(signal_fraction=0.18, strength=0.85, max_lookalike_fraction=0.10),
-    "hard": _Difficulty(signal_fraction=0.10, strength=0.6, max_lookalike_fraction=0.20),
+    "easy": _Difficulty(signal_fraction=0.30, morphology_strength=1.0, max_lookalike_fraction=0.0),
+    "medium": _Difficulty(signal_fraction=0.18, morphology_strength=0.85, max_lookalike_fraction=0.10),
+    "hard": _Difficulty(signal_fraction=0.10, morphology_strength=0.6, max_lookalike_fraction=0.20),
 }
 
-_SITES: dict[CohortName, dict[str, Staining]] = {
+_SITES: dict[CohortName, dict[str, StainingProtocol]] = {
     "development": {
-        "site-a": Staining(),
-        "site-b": Staining((0.62, 0.69, 0.38), (0.14, 0.86, 0.49), haematoxylin_strength=1.55, eosin_strength=0.80),
-        "site-c": Staining((0.55, 0.74, 0.40), (0.09, 0.89, 0.45), haematoxylin_strength=1.25, eosin_strength=1.12),
+        "site-a": StainingProtocol(),
+        "site-b": StainingProtocol(
+            (0.62, 0.69, 0.38), (0.14, 0.86, 0.49), haematoxylin_strength=1.55, eosin_strength=0.80
+        ),
+        "site-c": StainingProtocol(
+            (0.55, 0.74, 0.40), (0.09, 0.89, 0.45), haematoxylin_strength=1.25, eosin_strength=1.12
+        ),
     },
     "external": {
-        "site-x": Staining((0.65, 0.68, 0.34), (0.19, 0.85, 0.48), haematoxylin_strength=1.65, eosin_strength=0.66),
-        "site-y": Staining((0.52, 0.76, 0.39), (0.06, 0.88, 0.53), haematoxylin_strength=1.15, eosin_strength=1.28),
+        "site-x": StainingProtocol(
+            (0.65, 0.68, 0.34), (0.19, 0.85, 0.48), haematoxylin_strength=1.65, eosin_strength=0.66
+        ),
+        "site-y": StainingProtocol(
+            (0.52, 0.76, 0.39), (0.06, 0.88, 0.53), haematoxylin_strength=1.15, eosin_strength=1.28
+        ),
     },
 }
 _SCANNERS: dict[CohortName, tuple[tuple[Scanner, Scanner], ...]] = {  # (20x, 40x)
@@ -101,8 +110,8 @@ _SCANNERS: dict[CohortName, tuple[tuple[Scanner, Scanner], ...]] = {  # (20x, 40
 class CohortSpec:
     """Settings of a synthetic cohort."""
 
-    slides: int = 60
-    external: int = 30
+    slides: int = 60  # in the development cohort
+    external: int = 30  # number of slides in the external cohort
     task: str = "fgfr3"
     difficulty: str = "medium"
     seed: int = 0
@@ -162,13 +171,13 @@ class PlannedSlide:
     patient_id: str
     cohort: CohortName
     split: str
-    labels: Mapping[str, int]
+    labels: Mapping[str, int]  # by target; 1: positive
     site: str
     section: SectionSpec
-    staining: Staining
+    staining: StainingProtocol
     scanner: Scanner
     artefacts: Artefacts
-    seed: int
+    seed: int  # of the cohort
 
     @property
     def positive_targets(self) -> list[str]:
@@ -176,13 +185,13 @@ class PlannedSlide:
 
     @property
     def rng_key(self) -> tuple[int | str, ...]:
-        """Prefix of the keys of its random streams, see `make_rng`."""
+        """First parts of the keys of this slide's random streams (see `make_rng`)."""
         return self.seed, self.slide_id
 
 
 def plan_cohort(spec: CohortSpec) -> list[PlannedSlide]:
     """Plan the slides of the development and external cohorts."""
-    planned = []
+    slides = []
     cohorts: tuple[tuple[CohortName, int, str, str], ...] = (
         ("development", spec.slides, "S", "P"),
         ("external", spec.external, "X", "Q"),
@@ -198,7 +207,7 @@ def plan_cohort(spec: CohortSpec) -> list[PlannedSlide]:
         at_40x = _sample_slides(splits, _FRACTION_AT_40X, 0, spec.seed, cohort, "resolution")
         for index in range(count):
             number = f"{index + 1:0{max(3, len(str(count)))}d}"
-            planned.append(
+            slides.append(
                 _plan_slide(
                     spec,
                     f"{slide_letter}{number}",
@@ -209,7 +218,7 @@ def plan_cohort(spec: CohortSpec) -> list[PlannedSlide]:
                     bool(at_40x[index]),
                 )
             )
-    return planned
+    return slides
 
 
 def _allocate_counts(total: int, sizes: Sequence[float], minimum: Sequence[int], maximum: Sequence[int]) -> list[int]:
@@ -227,9 +236,9 @@ def _allocate_counts(total: int, sizes: Sequence[float], minimum: Sequence[int],
 
 def _assign_splits(count: int, fractions: tuple[float, float, float], seed: int) -> list[str]:
     """Return the split of each slide of the development cohort."""
-    used = [fraction > 0 for fraction in fractions]
-    minimum = [int(each and count >= sum(used)) for each in used]
-    sizes = _allocate_counts(count, fractions, minimum, [count * each for each in used])
+    is_used = [fraction > 0 for fraction in fractions]
+    minimum = [int(each and count >= sum(is_used)) for each in is_used]
+    sizes = _allocate_counts(count, fractions, minimum, [count * each for each in is_used])
     names = np.repeat(["train", "val", "test"], sizes)
     return [str(name) for name in make_rng(seed, "splits").permutation(names)]
 
@@ -304,24 +313,24 @@ def _sample_section(spec: CohortSpec, slide_id: str, cohort: CohortName, labels:
     for each in spec.targets:
         fraction = difficulty.signal_fraction * make_rng(spec.seed, slide_id, "share", each.name).uniform(0.8, 1.25)
         if labels[each.name]:
-            kind = interpolate_kinds(EPITHELIAL, MORPHOLOGIES[each.morphology], difficulty.strength)
+            kind = interpolate_kinds(EPITHELIAL, MORPHOLOGIES[each.morphology], difficulty.morphology_strength)
             foci.append(Focus(each.name, kind, fraction))
     for name, kind in LOOKALIKES.items():
         fraction = difficulty.max_lookalike_fraction * make_rng(spec.seed, slide_id, "share", name).uniform(0, 1)
         if fraction > 0:
-            foci.append(Focus(name, interpolate_kinds(EPITHELIAL, kind, difficulty.strength), fraction))
+            foci.append(Focus(name, interpolate_kinds(EPITHELIAL, kind, difficulty.morphology_strength), fraction))
     return replace(sampled, foci=tuple(foci))
 
 
-def _sample_staining(site: Staining, seed: int, slide_id: str) -> Staining:
-    """Sample a variation of the site's staining."""
+def _sample_staining(protocol: StainingProtocol, seed: int, slide_id: str) -> StainingProtocol:
+    """Sample the staining of a slide: a variation of the protocol of its site."""
     rng = make_rng(seed, slide_id, "staining")
     return replace(
-        site,
-        haematoxylin=vary_colour(site.haematoxylin, rng, 0.015),
-        eosin=vary_colour(site.eosin, rng, 0.02),
-        haematoxylin_strength=site.haematoxylin_strength * rng.uniform(0.86, 1.14),
-        eosin_strength=site.eosin_strength * rng.uniform(0.84, 1.16),
+        protocol,
+        haematoxylin_colour=vary_colour(protocol.haematoxylin_colour, rng, 0.015),
+        eosin_colour=vary_colour(protocol.eosin_colour, rng, 0.02),
+        haematoxylin_strength=protocol.haematoxylin_strength * rng.uniform(0.86, 1.14),
+        eosin_strength=protocol.eosin_strength * rng.uniform(0.84, 1.16),
     )
 
 
@@ -331,5 +340,5 @@ def _sample_artefacts(seed: int, slide_id: str) -> Artefacts:
         folds=int(rng.choice([0, 1, 2], p=[0.65, 0.25, 0.1])),
         blurred_region_radius_um=float(rng.uniform(120, 220)) if rng.random() < 0.2 else 0.0,
         pen=cast(PenColour, str(rng.choice(["blue", "green", "black"]))) if rng.random() < 0.15 else None,
-        dust=int(rng.integers(3, 14)),
+        dust_particles=int(rng.integers(3, 14)),
     )

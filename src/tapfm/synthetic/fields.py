@@ -1,4 +1,4 @@
-"""Smooth random fields, from which outlines, compartments, fibres and chromatin are generated."""
+"""Smooth random fields (maps of random values), from which outlines, compartments, fibres and chromatin are made."""
 
 from __future__ import annotations
 
@@ -9,23 +9,19 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-Field: TypeAlias = npt.NDArray[np.float32]
+Float32Array: TypeAlias = npt.NDArray[np.float32]
 Shape: TypeAlias = tuple[int, int]  # height, width
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Smooth noise that can be evaluated in strips of rows: random values on a coarse grid, interpolated.
+    """Smooth noise that can be evaluated in strips of rows: random values on a coarse grid, interpolated."""
 
-    step_px: distance between grid points.
-    shift_xy: offset of the grid, as a fraction of a step.
-    """
+    grid: Float32Array  # (rows, columns): standard normal random values
+    step_px: float  # distance between grid points, in pixels of the rendered rows
+    shift_xy: tuple[float, float]  # offset of the grid, as a fraction of a step
 
-    grid: Field
-    step_px: float
-    shift_xy: tuple[float, float]
-
-    def render_rows(self, top: int, bottom: int, width: int) -> Field:
+    def render_rows(self, top: int, bottom: int, width: int) -> Float32Array:
         """Return the rows from `top` to `bottom`. Mean 0, standard deviation about 1.2."""
         scale, (shift_x, shift_y) = 1 / self.step_px, self.shift_xy
         to_grid = np.array([[scale, 0, 1 + shift_x], [0, scale, 1 + shift_y + top * scale]], np.float64)
@@ -36,7 +32,7 @@ class Noise:
 
 
 def make_noise(rng: np.random.Generator, shape_hw: Shape, wavelength_px: float) -> Noise:
-    """Sample noise of about this wavelength."""
+    """Sample noise with a wavelength of about `wavelength_px`."""
     step = max(wavelength_px / 2, 1.0)
     height, width = (int(np.ceil(side / step)) + 4 for side in shape_hw)
     grid = rng.standard_normal((height, width), dtype=np.float32)
@@ -45,14 +41,14 @@ def make_noise(rng: np.random.Generator, shape_hw: Shape, wavelength_px: float) 
     return Noise(grid, step, (float(shift_x), float(shift_y)))
 
 
-def smooth_noise(rng: np.random.Generator, shape_hw: Shape, wavelength_px: float) -> Field:
-    """Sample a whole field of smooth noise."""
+def smooth_noise(rng: np.random.Generator, shape_hw: Shape, wavelength_px: float) -> Float32Array:
+    """Sample smooth noise and return all its rows. Mean 0, standard deviation about 1.2."""
     return make_noise(rng, shape_hw, wavelength_px).render_rows(0, *shape_hw)
 
 
 def rough_noise(
     rng: np.random.Generator, shape_hw: Shape, wavelength_px: float, octaves: int = 3, persistence: float = 0.5
-) -> Field:
+) -> Float32Array:
     """Sample a sum of octaves of smooth noise.
 
     Each octave has half the wavelength and `persistence` times the amplitude of the previous one.
@@ -63,14 +59,14 @@ def rough_noise(
     return total / np.float32(np.sqrt(sum(persistence ** (2 * octave) for octave in range(octaves))))
 
 
-def resize_field(field: Field, shape_hw: Shape) -> Field:
+def resize_field(field: Float32Array, shape_hw: Shape) -> Float32Array:
     """Resize a field to another shape by linear interpolation."""
     if field.shape == shape_hw:
         return field
     return np.asarray(cv2.resize(field, shape_hw[::-1], interpolation=cv2.INTER_LINEAR), np.float32)
 
 
-def enlarge_rows(field: Field, factor: float, top: int, bottom: int, width: int) -> Field:
+def enlarge_rows(field: Float32Array, factor: float, top: int, bottom: int, width: int) -> Float32Array:
     """Resize a field by `factor` as `resize_field` does, but return only the rows from `top` to `bottom`."""
     scale = 1 / factor
     to_field = np.array([[scale, 0, scale / 2 - 0.5], [0, scale, (top + 0.5) * scale - 0.5]], np.float64)
@@ -79,12 +75,12 @@ def enlarge_rows(field: Field, factor: float, top: int, bottom: int, width: int)
     return np.asarray(rows, np.float32)
 
 
-def soft_step(field: Field, width: float) -> Field:
+def soft_step(field: Float32Array, width: float) -> Float32Array:
     """Map a field to 0 to 1 with a linear step of `width` around zero."""
     return np.clip(field / np.float32(width) + np.float32(0.5), 0, 1)
 
 
-def distance_inside(mask: npt.NDArray[np.bool_]) -> Field:
+def distance_inside(mask: npt.NDArray[np.bool_]) -> Float32Array:
     """Return the distance of each mask pixel to the nearest pixel outside the mask, in pixels; 0 outside."""
     padded = cv2.copyMakeBorder(mask.astype(np.uint8), 1, 1, 1, 1, cv2.BORDER_CONSTANT, value=0)
     return np.asarray(cv2.distanceTransform(padded, cv2.DIST_L2, 5)[1:-1, 1:-1], np.float32)
@@ -92,7 +88,7 @@ def distance_inside(mask: npt.NDArray[np.bool_]) -> Field:
 
 def fibre_coordinates(
     rng: np.random.Generator, shape_hw: Shape, bend_px: float, wavelength_px: float
-) -> tuple[Field, Field]:
+) -> tuple[Float32Array, Float32Array]:
     """Return the coordinates of each pixel along and across wavy, parallel fibres, in pixels."""
     height, width = shape_hw
     angle = rng.uniform(0, np.pi)
@@ -102,8 +98,10 @@ def fibre_coordinates(
     return cosine * x + sine * y + bend[0], cosine * y - sine * x + bend[1]
 
 
-def render_fibres(texture: Field, along: Field, across: Field, length_px: float, thickness_px: float) -> Field:
+def render_fibres(
+    texture: Float32Array, along: Float32Array, across: Float32Array, length_px: float, thickness_px: float
+) -> Float32Array:
     """Stretch a noise texture along fibre coordinates; the result has the amplitude of the texture."""
     along, across = along * np.float32(2 / length_px), across * np.float32(2 / thickness_px)
-    # reflected at its edges, so that the repeated texture has no seams
+    # the texture is reflected at its edges, so that the repeated texture has no seams
     return np.asarray(cv2.remap(texture, along, across, cv2.INTER_LINEAR, None, cv2.BORDER_REFLECT_101), np.float32)

@@ -11,28 +11,28 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tapfm.synthetic.fields import Field, smooth_noise
+from tapfm.synthetic.fields import Float32Array, smooth_noise
 
 
 @dataclass(frozen=True)
 class NucleusKind:
     """Appearance of one kind of nuclei."""
 
-    length_um: float
+    length_um: float  # mean length and width
     width_um: float
     spacing_um: float  # between the centres of neighbours
     haematoxylin: float = 1.0  # mean optical density, before the staining strength of the slide
-    size_spread: float = 0.12  # relative standard deviation
-    grain: float = 0.16  # variation of the chromatin inside a nucleus
+    size_spread: float = 0.12  # standard deviation of the size, as a fraction of the mean size
+    grain: float = 0.16  # amplitude of the chromatin texture, relative to the mean density
     clumps: float = 0.0  # 0: fine chromatin, 1: coarse clumps
-    margination: float = 0.15  # chromatin at the membrane; near 1 the centre is clear
-    nucleolus: float = 0.0  # optical density of the nucleolus; 0: no nucleolus
-    paired: float = 0.0  # fraction of nuclei that touch a second one
-    aligned: float = 0.0  # 0: random orientation, 1: in the direction of the surrounding tissue
+    margination: float = 0.15  # 0: even chromatin, near 1: chromatin at the membrane and a clear centre
+    nucleolus: float = 0.0  # density of the nucleolus, relative to the mean density; 0: no nucleolus
+    paired: float = 0.0  # fraction of positions with two touching nuclei
+    aligned: float = 0.0  # 0: random orientation, 1: parallel to the local direction of the tissue
 
     @property
     def max_radius_um(self) -> float:
-        """Upper bound of the distance between the centre and the edge."""
+        """Upper bound of the distance between the centre of a nucleus and its edge."""
         return 0.5 * self.length_um * (1 + 3.2 * self.size_spread) * 1.25
 
 
@@ -58,7 +58,7 @@ LOOKALIKES = {
 
 
 def interpolate_kinds(normal: NucleusKind, planted: NucleusKind, strength: float) -> NucleusKind:
-    """Interpolate between two kinds: strength 0 returns the normal one, 1 the planted one."""
+    """Interpolate between two kinds: strength 0 returns the normal kind, 1 the planted kind."""
     values = {
         name: getattr(normal, name) + strength * (getattr(planted, name) - getattr(normal, name))
         for name in NucleusKind.__dataclass_fields__
@@ -68,36 +68,36 @@ def interpolate_kinds(normal: NucleusKind, planted: NucleusKind, strength: float
 
 @dataclass(frozen=True)
 class Nuclei:
-    """Positions, sizes and orientations of nuclei of one kind."""
+    """Positions, sizes and orientations of nuclei of one kind. Each array has one value per nucleus."""
 
-    name: str  # of the compartment or focus
+    name: str  # of the group of nuclei, for example a compartment or a focus
     kind: NucleusKind
-    x_um: Field
-    y_um: Field
-    length_um: Field
-    width_um: Field
-    angle: Field
+    x_um: Float32Array  # centres, from the upper left corner of the section
+    y_um: Float32Array
+    length_um: Float32Array  # in the direction of `angle_rad`
+    width_um: Float32Array  # perpendicular to it
+    angle_rad: Float32Array  # direction of the length; 0: right, pi / 2: down
 
     def __len__(self) -> int:
         return len(self.x_um)
 
     def __getitem__(self, rows: slice) -> Nuclei:
-        arrays = (self.x_um, self.y_um, self.length_um, self.width_um, self.angle)
+        arrays = (self.x_um, self.y_um, self.length_um, self.width_um, self.angle_rad)
         return Nuclei(self.name, self.kind, *(array[rows] for array in arrays))
 
 
-def render_nuclei(rng: np.random.Generator, nuclei: Nuclei, mpp: float) -> tuple[Field, Field]:
+def render_nuclei(rng: np.random.Generator, nuclei: Nuclei, mpp: float) -> tuple[Float32Array, Float32Array]:
     """Render each nucleus as a small square image; return coverage (0 to 1) and optical density, each (n, side, side).
 
     The central pixel of a square is the pixel that contains the centre of the nucleus, see `_locate_pixels`.
     """
     kind, count = nuclei.kind, len(nuclei)
-    half = int(np.ceil(kind.max_radius_um / mpp)) + 1
+    half_px = int(np.ceil(kind.max_radius_um / mpp)) + 1
     _, _, offset_x, offset_y = _locate_pixels(nuclei, mpp)
-    steps = np.arange(-half, half + 1, dtype=np.float32) * np.float32(mpp)
+    steps = np.arange(-half_px, half_px + 1, dtype=np.float32) * np.float32(mpp)
     dx = steps[None, None, :] - offset_x[:, None, None]
     dy = steps[None, :, None] - offset_y[:, None, None]
-    cosine, sine = np.cos(nuclei.angle)[:, None, None], np.sin(nuclei.angle)[:, None, None]
+    cosine, sine = np.cos(nuclei.angle_rad)[:, None, None], np.sin(nuclei.angle_rad)[:, None, None]
     u = (cosine * dx + sine * dy) / (nuclei.length_um[:, None, None] / 2)
     v = (cosine * dy - sine * dx) / (nuclei.width_um[:, None, None] / 2)
     radius = np.sqrt(u * u + v * v)
@@ -114,10 +114,12 @@ def render_nuclei(rng: np.random.Generator, nuclei: Nuclei, mpp: float) -> tuple
     return cover, _render_chromatin(rng, kind, radius, cover, mpp)
 
 
-def _render_chromatin(rng: np.random.Generator, kind: NucleusKind, radius: Field, cover: Field, mpp: float) -> Field:
+def _render_chromatin(
+    rng: np.random.Generator, kind: NucleusKind, radius: Float32Array, cover: Float32Array, mpp: float
+) -> Float32Array:
     """Return the optical density of nuclei, scaled so that the texture does not change the mean transmitted light."""
     count, side = len(radius), radius.shape[1]
-    # sampled before anything that depends on mpp, so that it is the same at every scale
+    # sampled before anything that depends on mpp, so that the densities are the same at every scale
     target_density = (kind.haematoxylin * np.clip(rng.normal(1, 0.17, count), 0.55, 1.6)).astype(np.float32)
     fine, coarse = _make_texture(rng, 0.9 / mpp), _make_texture(rng, 2.8 / mpp)
     rows = rng.integers(0, fine.shape[0] - side, count)[:, None, None] + np.arange(side)[None, :, None]
@@ -150,11 +152,11 @@ def _render_chromatin(rng: np.random.Generator, kind: NucleusKind, radius: Field
     return density * scale
 
 
-def _make_texture(rng: np.random.Generator, wavelength_px: float) -> Field:
+def _make_texture(rng: np.random.Generator, wavelength_px: float) -> Float32Array:
     return smooth_noise(rng, (384, 384), max(2.0, 2 * wavelength_px))
 
 
-def _locate_pixels(nuclei: Nuclei, mpp: float) -> tuple[np.ndarray, np.ndarray, Field, Field]:
+def _locate_pixels(nuclei: Nuclei, mpp: float) -> tuple[np.ndarray, np.ndarray, Float32Array, Float32Array]:
     """Return column and row of the pixel that contains each centre, and the offsets (um) from the pixel's centre."""
     column, row = np.floor(nuclei.x_um / mpp).astype(int), np.floor(nuclei.y_um / mpp).astype(int)
     offset_x = (nuclei.x_um - (column + 0.5) * mpp).astype(np.float32)
@@ -163,15 +165,18 @@ def _locate_pixels(nuclei: Nuclei, mpp: float) -> tuple[np.ndarray, np.ndarray, 
 
 
 def composite_nuclei(
-    haematoxylin: Field,
-    eosin: Field,
+    haematoxylin: Float32Array,
+    eosin: Float32Array,
     nuclei: Nuclei,
-    cover: Field,
-    density: Field,
+    cover: Float32Array,
+    density: Float32Array,
     mpp: float,
     eosin_fraction: float,
 ) -> None:
-    """Draw rendered nuclei into the haematoxylin plane, and scale eosin by `eosin_fraction` where they are."""
+    """Draw rendered nuclei into the maps of stain amounts, in place.
+
+    Nuclei replace the haematoxylin and multiply the eosin by `eosin_fraction`.
+    """
     half = cover.shape[1] // 2
     columns, rows, _, _ = _locate_pixels(nuclei, mpp)
     height, width = haematoxylin.shape

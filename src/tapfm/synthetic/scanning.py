@@ -1,4 +1,4 @@
-"""Turn stains into the pixels of a scanned slide: staining colours, scanner properties and artefacts."""
+"""Compute the pixels of a scanned slide from its stain amounts: stain colours, scanner properties and artefacts."""
 
 from __future__ import annotations
 
@@ -14,69 +14,79 @@ from tapfm.slides.slide import Pixels
 from tapfm.slides.tissue import Mask
 from tapfm.synthetic.fields import enlarge_rows, resize_field, smooth_noise
 from tapfm.synthetic.section import MAP_MPP
-from tapfm.synthetic.stain_rendering import Stains
+from tapfm.synthetic.stain_rendering import StainAmounts
 
-Vector: TypeAlias = tuple[float, float, float]  # red, green, blue
+RgbValues: TypeAlias = tuple[float, float, float]  # red, green, blue
 PenColour: TypeAlias = Literal["blue", "green", "black"]
 
-_INK: dict[str, Vector] = {"blue": (0.16, 0.27, 0.72), "green": (0.12, 0.55, 0.30), "black": (0.09, 0.09, 0.10)}
+# fraction of light that the ink of a pen transmits
+_INK: dict[str, RgbValues] = {"blue": (0.16, 0.27, 0.72), "green": (0.12, 0.55, 0.30), "black": (0.09, 0.09, 0.10)}
 _STRIP_PX = 128  # rows rendered at once
 
 
 @dataclass(frozen=True)
-class Staining:
-    """Optical density of a unit of each stain in red, green and blue, and staining strengths."""
+class StainingProtocol:
+    """Colours and strengths of the stains of a laboratory.
 
-    haematoxylin: Vector = (0.59, 0.72, 0.37)
-    eosin: Vector = (0.11, 0.87, 0.48)
-    blood: Vector = (0.09, 0.95, 0.76)
+    A colour is the optical density of one unit of a stain in red, green and blue.
+    A strength is the factor by which the amounts of a stain are multiplied.
+    """
+
+    haematoxylin_colour: RgbValues = (0.59, 0.72, 0.37)
+    eosin_colour: RgbValues = (0.11, 0.87, 0.48)
+    blood_colour: RgbValues = (0.09, 0.95, 0.76)
     haematoxylin_strength: float = 1.45
     eosin_strength: float = 0.95
 
 
 @dataclass(frozen=True)
 class Scanner:
-    """Properties of a scanner. `mpp` and `objective` are also written to the file."""
+    """Properties of a scanner. Its name, `mpp`, `objective` and `jpeg_quality` are also written to the slide file."""
 
     name: str
     mpp: float
-    objective: int
-    white: Vector = (243.0, 242.0, 243.0)
+    objective: int  # magnification: 20 or 40
+    white: RgbValues = (243.0, 242.0, 243.0)  # colour of empty glass, 0 to 255
     blur_um: float = 0.32  # standard deviation of the point spread function
-    sharpening: float = 0.0  # amount of unsharp masking
-    noise: float = 1.3  # standard deviation in grey levels
+    sharpening: float = 0.0  # factor of unsharp masking; 0: none
+    noise: float = 1.3  # standard deviation, in pixel values (0 to 255)
     jpeg_quality: int = 80
 
 
 @dataclass(frozen=True)
 class Artefacts:
-    """Artefacts of a slide."""
+    """Artefacts to add to a slide."""
 
     folds: int = 0  # number of tissue folds
     blurred_region_radius_um: float = 0.0  # 0: no region is out of focus
     pen: PenColour | None = None  # colour of a pen mark; None: no pen mark
-    dust: int = 0  # number of dust particles
+    dust_particles: int = 0
 
 
 @dataclass(frozen=True)
 class Scan:
-    """Pixels of a scanned slide, and masks of its artefacts with MAP_MPP microns per pixel."""
+    """A scanned slide. Pixels have the mpp of the scanner. Masks of artefacts have MAP_MPP microns per pixel."""
 
     pixels: Pixels
     fold_mask: Mask
-    blur_mask: Mask
+    blur_mask: Mask  # tissue out of focus
     pen_mask: Mask
 
 
-def vary_colour(vector: Vector, rng: np.random.Generator, spread: float) -> Vector:
-    """Return a random variation of a stain's colour with the same total optical density."""
-    moved = np.clip(np.array(vector) + rng.normal(0, spread, 3), 0.02, None)
-    red, green, blue = moved * np.linalg.norm(vector) / np.linalg.norm(moved)
+def vary_colour(colour: RgbValues, rng: np.random.Generator, spread: float) -> RgbValues:
+    """Return a random variation of a stain's colour, as an optical density vector of the same length."""
+    varied = np.clip(np.array(colour) + rng.normal(0, spread, 3), 0.02, None)
+    red, green, blue = varied * np.linalg.norm(colour) / np.linalg.norm(varied)
     return float(red), float(green), float(blue)
 
 
 def scan_section(
-    stains: Stains, tissue: Mask, staining: Staining, scanner: Scanner, artefacts: Artefacts, *rng_key: int | str
+    stains: StainAmounts,
+    tissue: Mask,
+    staining: StainingProtocol,
+    scanner: Scanner,
+    artefacts: Artefacts,
+    *rng_key: int | str,
 ) -> Scan:
     """Render the pixels of a section as a scanner records them; the same rng_key gives the same pixels."""
     rng = make_rng(*rng_key, "accidents")
@@ -90,20 +100,22 @@ def scan_section(
     pen = np.zeros_like(tissue)
     if artefacts.pen is not None and tissue.any():
         pen = _draw_pen(rng, pixels, tissue, artefacts.pen)
-    _draw_dust(rng, pixels, artefacts.dust, scanner.mpp)
+    _draw_dust(rng, pixels, artefacts.dust_particles, scanner.mpp)
     return Scan(pixels, fold, blurred, pen)
 
 
-def _render_pixels(stains: Stains, staining: Staining, scanner: Scanner, rng: np.random.Generator) -> Pixels:
+def _render_pixels(
+    stains: StainAmounts, staining: StainingProtocol, scanner: Scanner, rng: np.random.Generator
+) -> Pixels:
     """Compute the transmitted light (Beer-Lambert law), with the blur, sharpening and noise of the scanner."""
     height, width = stains.eosin.shape
     pixels = np.empty((height, width, 3), np.uint8)
-    vectors = [
-        np.float32(strength) * np.array(vector, np.float32)
-        for strength, vector in (
-            (staining.haematoxylin_strength, staining.haematoxylin),
-            (staining.eosin_strength, staining.eosin),
-            (1.0, staining.blood),
+    densities = [
+        np.float32(strength) * np.array(colour, np.float32)
+        for strength, colour in (
+            (staining.haematoxylin_strength, staining.haematoxylin_colour),
+            (staining.eosin_strength, staining.eosin_colour),
+            (1.0, staining.blood_colour),
         )
     ]
     illumination = 1 + 0.006 * smooth_noise(rng, (height // 16 + 2, width // 16 + 2), 60)
@@ -116,9 +128,9 @@ def _render_pixels(stains: Stains, staining: Staining, scanner: Scanner, rng: np
         rows = np.s_[first:last]
         strip = np.empty((last - first, width, 3), np.float32)
         for channel in range(3):
-            density = stains.haematoxylin[rows] * vectors[0][channel]
-            density += stains.eosin[rows] * vectors[1][channel]
-            density += stains.blood[rows] * vectors[2][channel]
+            density = stains.haematoxylin[rows] * densities[0][channel]
+            density += stains.eosin[rows] * densities[1][channel]
+            density += stains.blood[rows] * densities[2][channel]
             strip[..., channel] = np.float32(scanner.white[channel]) * np.exp(-density)
         strip = cv2.GaussianBlur(strip, (0, 0), sigma_px)
         if scanner.sharpening > 0:
@@ -132,18 +144,21 @@ def _render_pixels(stains: Stains, staining: Staining, scanner: Scanner, rng: np
 
 
 def _draw_folds(rng: np.random.Generator, tissue: Mask, count: int) -> tuple[Mask, tuple[float, float]]:
-    """Return a mask of folds, where the tissue is doubled, and the shift (x, y) of the upper layer in microns."""
+    """Return a mask of folds, where tissue lies on tissue, and the shift (x, y) of the upper layer in microns."""
     canvas = np.zeros(tissue.shape, np.uint8)
     rows, columns = np.nonzero(tissue)
     for _ in range(count if len(rows) else 0):
-        at = int(rng.integers(len(rows)))
-        points = _random_curve(rng, columns[at], rows[at], length=rng.uniform(150, 420), bend=0.6)
+        chosen = int(rng.integers(len(rows)))
+        points = _random_curve(rng, columns[chosen], rows[chosen], length=rng.uniform(150, 420), bend=0.6)
         cv2.polylines(canvas, [points], False, 1, int(rng.uniform(12, 26)))
     return np.asarray(canvas.astype(bool) & tissue), (rng.uniform(30, 70), rng.uniform(30, 70))
 
 
 def _random_curve(rng: np.random.Generator, x: float, y: float, length: float, bend: float) -> npt.NDArray[np.int32]:
-    """Return the points of a random curve whose middle is (x, y)."""
+    """Return the points (x, y) of a random curve with its middle at (x, y).
+
+    The unit of `x`, `y` and `length` is pixels of the image that the curve is drawn on; of `bend`, radians.
+    """
     angle, turn = rng.uniform(0, 2 * np.pi), rng.normal(0, bend)
     steps = np.linspace(-0.5, 0.5, 24)
     angles = angle + turn * steps + 0.25 * np.sin(steps * rng.uniform(4, 9))
@@ -151,8 +166,8 @@ def _random_curve(rng: np.random.Generator, x: float, y: float, length: float, b
     return np.rint(points - points[12] + (x, y)).astype(np.int32)
 
 
-def _apply_folds(stains: Stains, fold: Mask, shift_px: tuple[int, int]) -> Stains:
-    """Add the stains of the tissue at a distance of `shift_px` in the folded areas."""
+def _apply_folds(stains: StainAmounts, fold: Mask, shift_px: tuple[int, int]) -> StainAmounts:
+    """In the folded areas, add the stain amounts of the tissue at a distance of `shift_px` (x, y)."""
     height, width = stains.eosin.shape
     weight = resize_field(cv2.GaussianBlur(fold.astype(np.float32), (0, 0), 1.0), (height, width))
     left, top, across, down = cv2.boundingRect((weight > 0).astype(np.uint8))
@@ -163,15 +178,19 @@ def _apply_folds(stains: Stains, fold: Mask, shift_px: tuple[int, int]) -> Stain
     planes = [plane.copy() for plane in (stains.haematoxylin, stains.eosin, stains.blood)]
     for plane in planes:
         plane[folded] += weight[folded] * (np.float32(0.75) * plane[shifted] + np.float32(0.25) * plane[folded])
-    return Stains(*planes)
+    return StainAmounts(*planes)
 
 
 def _blur_region(rng: np.random.Generator, pixels: Pixels, tissue: Mask, radius_um: float, mpp: float) -> Mask:
     """Blur a random round region in place; return a mask of the fully blurred tissue."""
     rows, columns = np.nonzero(tissue)
-    at = int(rng.integers(len(rows)))
+    chosen = int(rng.integers(len(rows)))
     y, x = np.mgrid[0 : tissue.shape[0], 0 : tissue.shape[1]].astype(np.float32)
-    inside = radius_um / MAP_MPP - np.hypot(x - columns[at], y - rows[at]) + 25 * smooth_noise(rng, tissue.shape, 160)
+    inside = (
+        radius_um / MAP_MPP
+        - np.hypot(x - columns[chosen], y - rows[chosen])
+        + 25 * smooth_noise(rng, tissue.shape, 160)
+    )
     weight = np.clip(inside / 30, 0, 1)
     scale = MAP_MPP / mpp
     box = cv2.boundingRect((weight > 0).astype(np.uint8))
@@ -187,11 +206,11 @@ def _draw_pen(rng: np.random.Generator, pixels: Pixels, tissue: Mask, pen: PenCo
     """Draw a stroke of a marker pen at the edge of the tissue, in place; return its mask."""
     edge = tissue & ~cv2.erode(tissue.astype(np.uint8), np.ones((5, 5), np.uint8)).astype(bool)
     rows, columns = np.nonzero(edge)
-    at = int(rng.integers(len(rows)))
+    chosen = int(rng.integers(len(rows)))
     canvas = np.zeros(tissue.shape, np.uint8)
     cv2.polylines(
         canvas,
-        [_random_curve(rng, columns[at], rows[at], length=rng.uniform(350, 800), bend=1.6)],
+        [_random_curve(rng, columns[chosen], rows[chosen], length=rng.uniform(350, 800), bend=1.6)],
         False,
         255,
         int(rng.uniform(70, 130)),

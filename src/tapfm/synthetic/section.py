@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tapfm.runtime.seeding import make_rng
 from tapfm.slides.tissue import Mask, find_small_components
-from tapfm.synthetic.fields import Field, Shape, distance_inside, fibre_coordinates, rough_noise, smooth_noise
+from tapfm.synthetic.fields import Float32Array, Shape, distance_inside, fibre_coordinates, rough_noise, smooth_noise
 from tapfm.synthetic.nuclei import ENDOTHELIAL, EPITHELIAL, LYMPHOCYTE, STROMAL, Nuclei, NucleusKind
 
 Outline: TypeAlias = Literal["resection", "chips", "cores"]
@@ -28,7 +28,7 @@ _MARGIN_FRACTION = 0.06  # of the shorter side; glass along the edges
 
 
 class Compartment(IntEnum):
-    """Type of tissue at a position of the section."""
+    """Type of tissue at a position of the section. The numbers are pixel values of the truth image."""
 
     GLASS = 0
     STROMA = 1
@@ -41,11 +41,11 @@ class Compartment(IntEnum):
 
 @dataclass(frozen=True)
 class Focus:
-    """A part of the epithelium with nuclei of another kind; `fraction` is its fraction of the epithelium."""
+    """A part of the epithelium with nuclei of another kind."""
 
-    name: str
+    name: str  # target or lookalike
     kind: NucleusKind
-    fraction: float
+    fraction: float  # of the epithelium
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class SectionSpec:
     fat_fraction: float = 0.06
     lymphoid_fraction: float = 0.04
     inflammation: float = 0.15  # fraction of the stroma with clusters of lymphocytes
-    nuclear_scale: float = 1.0  # size of the epithelial nuclei of this slide
-    spacing_scale: float = 1.0  # their spacing
+    nuclear_scale: float = 1.0  # factor of the size and spacing of the epithelial nuclei, including those of foci
+    spacing_scale: float = 1.0  # additional factor of the spacing of these nuclei
     foci: tuple[Focus, ...] = ()
 
 
@@ -71,11 +71,11 @@ class TissueSection:
     """A generated section. Masks and maps have MAP_MPP microns per pixel."""
 
     spec: SectionSpec
-    compartments: npt.NDArray[np.uint8]
-    focus: npt.NDArray[np.uint8]  # 0, or 1 + the index of the focus in the spec
-    along: Field  # coordinates along and across the fibres of the stroma
-    across: Field
-    vessel_wall_distance_um: Field  # inside vessels; 0 elsewhere
+    compartments: npt.NDArray[np.uint8]  # values of Compartment
+    focus: npt.NDArray[np.uint8]  # 0: no focus; otherwise 1 + the index in `spec.foci`
+    along: Float32Array  # coordinate of each pixel along the fibres of the stroma, in pixels
+    across: Float32Array  # coordinate of each pixel across the fibres, in pixels
+    vessel_wall_distance_um: Float32Array  # distance to the wall inside vessels; 0 elsewhere
     fat_walls: Mask
     nuclei: tuple[Nuclei, ...]
 
@@ -90,20 +90,26 @@ def generate_section(spec: SectionSpec, *rng_key: int | str) -> TissueSection:
     shape_hw = round(spec.height_um / MAP_MPP), round(spec.width_um / MAP_MPP)
     tissue = _generate_tissue(make_rng(*rng_key, "outline"), shape_hw, spec)
     compartments = np.where(tissue, np.uint8(Compartment.STROMA), np.uint8(Compartment.GLASS))
-    area = int(tissue.sum())
+    area_px = int(tissue.sum())
 
     rng = make_rng(*rng_key, "compartments")
-    inner = distance_inside(tissue)
-    fat = _select_highest(rough_noise(rng, shape_hw, 420, 3), tissue & (inner > 30), spec.fat_fraction * area)
+    edge_distance_px = distance_inside(tissue)
+    fat = _select_highest(
+        rough_noise(rng, shape_hw, 420, 3), tissue & (edge_distance_px > 30), spec.fat_fraction * area_px
+    )
     nests = 0.9 * smooth_noise(rng, shape_hw, 420) + rough_noise(rng, shape_hw, 125, 3, 0.42)
-    epithelium = _remove_small_components(_select_highest(nests, tissue & ~fat, spec.epithelium_fraction * area), 900)
+    epithelium = _remove_small_components(
+        _select_highest(nests, tissue & ~fat, spec.epithelium_fraction * area_px), 900
+    )
     # a lumen keeps a distance from the stroma, so that the epithelium around it has an even thickness
-    depth = distance_inside(epithelium)
-    thickness = 22 + 4 * smooth_noise(rng, shape_hw, 200) + 3.5 * rough_noise(rng, shape_hw, 40, 2)
-    lumen = _open_lumens(rng, depth > thickness, spec.lumen_probability)
+    depth_px = distance_inside(epithelium)
+    thickness_px = 22 + 4 * smooth_noise(rng, shape_hw, 200) + 3.5 * rough_noise(rng, shape_hw, 40, 2)
+    lumen = _open_lumens(rng, depth_px > thickness_px, spec.lumen_probability)
     stroma = tissue & ~fat & ~epithelium
-    lymphoid = _select_highest(rough_noise(rng, shape_hw, 230, 2), stroma & (inner > 15), spec.lymphoid_fraction * area)
-    vessels = _draw_vessels(make_rng(*rng_key, "vessels"), stroma & ~lymphoid & (inner > 40), area)
+    lymphoid = _select_highest(
+        rough_noise(rng, shape_hw, 230, 2), stroma & (edge_distance_px > 15), spec.lymphoid_fraction * area_px
+    )
+    vessels = _draw_vessels(make_rng(*rng_key, "vessels"), stroma & ~lymphoid & (edge_distance_px > 40), area_px)
     for mask, compartment in (
         (fat, Compartment.FAT),
         (epithelium, Compartment.EPITHELIUM),
@@ -128,10 +134,10 @@ def generate_section(spec: SectionSpec, *rng_key: int | str) -> TissueSection:
     )
 
 
-def _select_highest(field: Field, within: Mask, area: float) -> Mask:
-    """Return a mask of the `area` pixels with the highest values within a mask."""
+def _select_highest(field: Float32Array, within: Mask, area_px: float) -> Mask:
+    """Return a mask of the `area_px` pixels of `within` that have the highest values in `field`."""
     values = field[within]
-    count = min(int(area), len(values))
+    count = min(int(area_px), len(values))
     if count <= 0:
         return np.zeros_like(within)
     threshold = np.partition(values, len(values) - count)[len(values) - count]
@@ -191,22 +197,25 @@ def _generate_tissue(rng: np.random.Generator, shape_hw: Shape, spec: SectionSpe
     return ~_remove_small_components(~tissue, 400)  # fills small holes caused by the noise
 
 
-def _draw_vessels(rng: np.random.Generator, stroma: Mask, area: int) -> Mask:
-    """Return a mask of small vessels at random positions in the stroma."""
+def _draw_vessels(rng: np.random.Generator, stroma: Mask, area_px: int) -> Mask:
+    """Return a mask of small vessels at random positions in the stroma. `area_px` is the area of all tissue."""
     canvas = np.zeros(stroma.shape, np.uint8)
     rows, columns = np.nonzero(stroma)
-    for _ in range(round(area / 45_000) if len(rows) else 0):
-        at = int(rng.integers(len(rows)))
-        long = rng.uniform(8, 26)
-        axes = (long, long * rng.uniform(0.35, 0.9))
+    for _ in range(round(area_px / 45_000) if len(rows) else 0):
+        chosen = int(rng.integers(len(rows)))
+        half_long_px = rng.uniform(8, 26)
+        axes = (half_long_px, half_long_px * rng.uniform(0.35, 0.9))
         cv2.ellipse(
-            canvas, ((float(columns[at]), float(rows[at])), (2 * axes[0], 2 * axes[1]), rng.uniform(0, 180)), 1, -1
+            canvas,
+            ((float(columns[chosen]), float(rows[chosen])), (2 * axes[0], 2 * axes[1]), rng.uniform(0, 180)),
+            1,
+            -1,
         )
     return np.asarray(canvas.astype(bool) & stroma)
 
 
 def _place_foci(rng: np.random.Generator, epithelium: Mask, foci: Sequence[Focus]) -> npt.NDArray[np.uint8]:
-    """Place each focus in one or two regions of the epithelium; return 0 or 1 + index of the focus for each pixel.
+    """Place each focus in one or two regions of the epithelium; return `TissueSection.focus`.
 
     All foci are reduced if their fractions add up to more than _MAX_FOCI_FRACTION.
     """
@@ -218,14 +227,14 @@ def _place_foci(rng: np.random.Generator, epithelium: Mask, foci: Sequence[Focus
         rows, columns = np.nonzero(free)
         nearness = np.full(epithelium.shape, -np.inf, np.float32)
         for _ in range(int(rng.integers(1, 3))):
-            at = int(rng.integers(len(rows)))
-            np.maximum(nearness, -np.hypot(x - columns[at], y - rows[at]), out=nearness)
+            chosen = int(rng.integers(len(rows)))
+            np.maximum(nearness, -np.hypot(x - columns[chosen], y - rows[chosen]), out=nearness)
         nearness += 35 * smooth_noise(rng, epithelium.shape, 150)
         placed[_select_highest(nearness, free, max(focus.fraction * area, 1))] = index + 1
     return placed
 
 
-def _sample_points(rng: np.random.Generator, shape_hw: Shape, spacing_um: float) -> tuple[Field, Field]:
+def _sample_points(rng: np.random.Generator, shape_hw: Shape, spacing_um: float) -> tuple[Float32Array, Float32Array]:
     """Return points (x, y) in microns on a jittered hexagonal grid over the section."""
     height_um, width_um = shape_hw[0] * MAP_MPP, shape_hw[1] * MAP_MPP
     row_um = spacing_um * np.sqrt(3) / 2
@@ -244,7 +253,7 @@ def _draw_fat_walls(rng: np.random.Generator, fat: Mask, spacing_um: float = 62.
     return fat & (cv2.GaussianBlur(from_border, (0, 0), 4.0) < 3.32)
 
 
-def draw_cell_borders(x_um: Field, y_um: Field, shape_hw: Shape) -> Mask:
+def draw_cell_borders(x_um: Float32Array, y_um: Float32Array, shape_hw: Shape) -> Mask:
     """Return a mask of the borders between the Voronoi cells of points."""
     empty = np.ones(shape_hw, np.uint8)
     empty[(y_um / MAP_MPP).astype(int), (x_um / MAP_MPP).astype(int)] = 0
@@ -260,17 +269,18 @@ def draw_cell_borders(x_um: Field, y_um: Field, shape_hw: Shape) -> Mask:
 def _place_nuclei(
     compartments: npt.NDArray[np.uint8],
     focus: npt.NDArray[np.uint8],
-    across: Field,
+    across: Float32Array,
     spec: SectionSpec,
     *rng_key: int | str,
 ) -> tuple[Nuclei, ...]:
     """Place the nuclei of each compartment and focus.
 
-    Each has its own random stream, so that a focus does not change the nuclei outside it.
+    Each compartment and each focus has its own random stream, so that a focus does not change the nuclei outside it.
     """
-    inner = distance_inside(compartments != Compartment.GLASS) > 4  # no nucleus extends beyond the edge
-    stroma, epithelium = inner & (compartments == Compartment.STROMA), compartments == Compartment.EPITHELIUM
+    off_edge = distance_inside(compartments != Compartment.GLASS) > 4  # px; no nucleus extends beyond the edge
+    stroma, epithelium = off_edge & (compartments == Compartment.STROMA), compartments == Compartment.EPITHELIUM
     lymphoid, vessel = compartments == Compartment.LYMPHOID, compartments == Compartment.VESSEL
+    # distances are in pixels
     depth = distance_inside(epithelium | (compartments == Compartment.LUMEN))
     from_lumen = distance_inside(compartments != Compartment.LUMEN)
     inwards = _gradient_angle(cv2.GaussianBlur(depth, (0, 0), 3.0))
@@ -278,12 +288,12 @@ def _place_nuclei(
     from_wall = distance_inside(vessel)
     along_wall = _gradient_angle(from_wall) + np.float32(np.pi / 2)
     # glandular cells have their nucleus on the side of the stroma; there is only cytoplasm near the lumen
-    epithelial = inner & epithelium & (depth > 3.5) & (from_lumen > 8)
+    epithelial = off_edge & epithelium & (depth > 3.5) & (from_lumen > 8)
     density = rough_noise(make_rng(*rng_key, "swarms"), stroma.shape, 120, 2)
     clusters = _select_highest(density, stroma, spec.inflammation * stroma.sum())
 
-    def place(name: str, kind: NucleusKind, mask: Mask, direction: Field, keep: float) -> Nuclei:
-        return _fill_with_nuclei(make_rng(*rng_key, name), name, kind, mask, direction, keep)
+    def place(name: str, kind: NucleusKind, mask: Mask, direction: Float32Array, keep_fraction: float) -> Nuclei:
+        return _fill_with_nuclei(make_rng(*rng_key, name), name, kind, mask, direction, keep_fraction)
 
     kinds = [("epithelium", EPITHELIAL), *((each.name, each.kind) for each in spec.foci)]
     nuclei = []
@@ -293,7 +303,7 @@ def _place_nuclei(
         nuclei.append(place(name, scaled, epithelial & (focus == number), direction, 0.94))
     nuclei += [
         place("stroma", STROMAL, stroma, along_fibres, 0.7),
-        place("lymphoid", LYMPHOCYTE, lymphoid & inner, along_fibres, 0.86),
+        place("lymphoid", LYMPHOCYTE, lymphoid & off_edge, along_fibres, 0.86),
         place("single lymphocytes", LYMPHOCYTE, stroma, along_fibres, 0.05),
         place("lymphocytes in swarms", LYMPHOCYTE, clusters, along_fibres, 0.42),
         place("vessel", ENDOTHELIAL, vessel & (from_wall < 2.5), along_wall, 1.0),
@@ -301,26 +311,35 @@ def _place_nuclei(
     return tuple(each for each in nuclei if len(each))
 
 
-def _scale_kind(kind: NucleusKind, scale: float, spacing: float) -> NucleusKind:
-    """Scale nuclei and their spacing by `scale`, and the spacing additionally by `spacing`."""
+def _scale_kind(kind: NucleusKind, scale: float, spacing_scale: float) -> NucleusKind:
+    """Scale nuclei and their spacing by `scale`, and the spacing additionally by `spacing_scale`."""
     return replace(
         kind,
         length_um=kind.length_um * scale,
         width_um=kind.width_um * scale,
-        spacing_um=kind.spacing_um * scale * spacing,
+        spacing_um=kind.spacing_um * scale * spacing_scale,
     )
 
 
-def _gradient_angle(field: Field) -> Field:
+def _gradient_angle(field: Float32Array) -> Float32Array:
     """Return the direction of the gradient of a field, in radians."""
     smooth = cv2.GaussianBlur(field, (0, 0), 2.0)
     return np.arctan2(cv2.Sobel(smooth, cv2.CV_32F, 0, 1), cv2.Sobel(smooth, cv2.CV_32F, 1, 0)).astype(np.float32)
 
 
 def _fill_with_nuclei(
-    rng: np.random.Generator, name: str, kind: NucleusKind, mask: Mask, direction: Field, keep: float = 1.0
+    rng: np.random.Generator,
+    name: str,
+    kind: NucleusKind,
+    mask: Mask,
+    direction: Float32Array,
+    keep_fraction: float = 1.0,
 ) -> Nuclei:
-    """Fill a mask with nuclei of a kind; `keep` is the fraction of the positions that get a nucleus."""
+    """Fill a mask with nuclei of a kind.
+
+    direction: local direction of the tissue at each pixel of the section, in radians.
+    keep_fraction: fraction of the positions that get a nucleus.
+    """
     x, y = _sample_points(rng, mask.shape, kind.spacing_um)
     count, spread = len(x), kind.size_spread
     # sampled for all positions before the mask is applied, so that the mask does not change the nuclei that remain
@@ -330,7 +349,7 @@ def _fill_with_nuclei(
     paired = rng.random(count) < kind.paired
     rows, columns = (y / MAP_MPP).astype(int), (x / MAP_MPP).astype(int)
     angle = direction[rows, columns] + (1 - kind.aligned) * rotation
-    kept = mask[rows, columns] & (chance < keep)
+    kept = mask[rows, columns] & (chance < keep_fraction)
     x, y, angle, paired = x[kept], y[kept], angle[kept], paired[kept]
     length, width = (kind.length_um * size * ratio)[kept], (kind.width_um * size / ratio)[kept]
     if paired.any():  # add a second nucleus next to the first

@@ -19,12 +19,12 @@ class SyntheticSlide:
     truth: SlideTruth
 
 
-def render_slide(planned: PlannedSlide) -> SyntheticSlide:
-    """Generate the section of a slide, render its stains and scan it."""
-    section = generate_section(planned.section, *planned.rng_key)
-    stains = render_stains(section, planned.scanner.mpp, *planned.rng_key)
-    scan = scan_section(stains, section.tissue, planned.staining, planned.scanner, planned.artefacts, *planned.rng_key)
+def render_slide(slide: PlannedSlide) -> SyntheticSlide:
+    """Generate the section of a slide, render its stain amounts and scan it."""
+    section = generate_section(slide.section, *slide.rng_key)
+    stains = render_stains(section, slide.scanner.mpp, *slide.rng_key)
+    scan = scan_section(stains, section.tissue, slide.staining, slide.scanner, slide.artefacts, *slide.rng_key)
     height, width = scan.pixels.shape[:2]
-    foci = tuple(focus.name for focus in planned.section.foci)
-    truth = SlideTruth(section.compartments, section.focus, foci, width, height, planned.scanner.mpp)
+    foci = tuple(focus.name for focus in slide.section.foci)
+    truth = SlideTruth(section.compartments, section.focus, foci, width, height, slide.scanner.mpp)
     return SyntheticSlide(scan, truth)

@@ -1,4 +1,4 @@
-"""Render a section as stains: the optical density of haematoxylin, eosin and blood at each pixel."""
+"""Render a section as stain amounts: how much haematoxylin, eosin and blood there is at each pixel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from tapfm.runtime.seeding import make_rng
 from tapfm.slides.tissue import Mask
 from tapfm.synthetic.fields import (
-    Field,
+    Float32Array,
     Noise,
     Shape,
     enlarge_rows,
@@ -26,41 +26,43 @@ from tapfm.synthetic.fields import (
 from tapfm.synthetic.nuclei import composite_nuclei, render_nuclei
 from tapfm.synthetic.section import MAP_MPP, Compartment, TissueSection, draw_cell_borders
 
-ResampleRows: TypeAlias = Callable[[Field], Field]  # returns the rendered rows of a field of the section
-_TEXTURE_MPP = 0.5  # scale of the background at any resolution, so that a section looks the same at 20x and 40x
+# Function that resizes a map of the section (MAP_MPP) to the scale of the texture and returns the rows to render.
+_ResampleRows: TypeAlias = Callable[[Float32Array], Float32Array]
+_HaematoxylinAndEosin: TypeAlias = tuple[Float32Array, Float32Array]  # stain amounts of the rows to render
+_TEXTURE_MPP = 0.5  # of the tissue without nuclei, for all scanners: a section looks the same at 20x and 40x
 _TEXTURE_SCALE = MAP_MPP / _TEXTURE_MPP
 _STRIP_PX = 128  # rows rendered at once, few enough for the CPU cache
 _NUCLEI_PER_BATCH = 256  # nuclei rendered at once, also few enough for the CPU cache
 
 
-class Stains(NamedTuple):
-    """Optical density of each stain, before the staining colours of the slide are applied."""
+class StainAmounts(NamedTuple):
+    """Amount of each stain at each pixel of the slide; `StainingProtocol` defines the colour of one unit."""
 
-    haematoxylin: Field
-    eosin: Field
-    blood: Field
+    haematoxylin: Float32Array
+    eosin: Float32Array
+    blood: Float32Array
 
 
 @dataclass(frozen=True)
 class _Textures:
-    """Random textures of the background: `grain` at the scale of the texture, fields at the scale of the section."""
+    """Textures of the tissue without nuclei: `grain` has _TEXTURE_MPP microns per pixel, the other maps MAP_MPP."""
 
-    grain: Noise
-    clouds: Field
-    thick_fibres: Field  # noise textures, see `render_fibres`
-    fine_fibres: Field
-    looseness: Field
-    ripple: Field
-    secretion: Field
-    thickness: Field
-    cell_borders: Field
-    fat_walls: Field
-    near_lumen: Field
-    cover: Mapping[Compartment, Field]  # soft masks
+    grain: Noise  # fine noise, in most compartments
+    clouds: Float32Array  # coarse noise in epithelium, lumen and lymphoid tissue
+    thick_fibres: Float32Array  # noise that `render_fibres` stretches; not a map of the section
+    fine_fibres: Float32Array  # the same for fine fibres
+    looseness: Float32Array  # noise; where it is high, the stroma has more clefts
+    ripple: Float32Array  # shift of the stroma fibres across their direction, in pixels
+    secretion: Float32Array  # in lumens, 0 to 1
+    thickness: Float32Array  # of the section; mean 1
+    cell_borders: Float32Array  # blurred mask (0 to 1) of the borders between epithelial cells
+    fat_walls: Float32Array  # blurred mask of the walls of fat cells
+    near_lumen: Float32Array  # blurred mask of the lumens
+    cover: Mapping[Compartment, Float32Array]  # blurred mask of each compartment except glass
 
 
-def render_stains(section: TissueSection, mpp: float, *rng_key: int | str) -> Stains:
-    """Render the stains of a section at `mpp`; the same rng_key gives the same result."""
+def render_stains(section: TissueSection, mpp: float, *rng_key: int | str) -> StainAmounts:
+    """Render the stain amounts of a section at `mpp`; the same rng_key gives the same result."""
     spec = section.spec
     background_hw = round(spec.height_um / _TEXTURE_MPP), round(spec.width_um / _TEXTURE_MPP)
     shape_hw = round(spec.height_um / mpp), round(spec.width_um / mpp)
@@ -70,7 +72,9 @@ def render_stains(section: TissueSection, mpp: float, *rng_key: int | str) -> St
         rows = np.s_[top : min(top + _STRIP_PX, background_hw[0])]
         haematoxylin[rows], eosin[rows] = _render_background(section, textures, rows, background_hw[1])
     blood = _render_red_cells(make_rng(*rng_key, "blood"), section)
-    stains = Stains(resize_field(haematoxylin, shape_hw), resize_field(eosin, shape_hw), resize_field(blood, shape_hw))
+    stains = StainAmounts(
+        resize_field(haematoxylin, shape_hw), resize_field(eosin, shape_hw), resize_field(blood, shape_hw)
+    )
     for nuclei in section.nuclei:
         for start in range(0, len(nuclei), _NUCLEI_PER_BATCH):
             batch = nuclei[start : start + _NUCLEI_PER_BATCH]
@@ -99,7 +103,7 @@ def _make_textures(rng: np.random.Generator, section: TissueSection, background_
     )
 
 
-def _blur_mask(mask: Mask, blur_px: float) -> Field:
+def _blur_mask(mask: Mask, blur_px: float) -> Float32Array:
     return np.asarray(cv2.GaussianBlur(mask.astype(np.float32), (0, 0), blur_px), np.float32)
 
 
@@ -112,10 +116,10 @@ def _draw_epithelial_cell_borders(section: TissueSection) -> Mask:
     return draw_cell_borders(x_um, y_um, section.compartments.shape)
 
 
-def _render_background(section: TissueSection, textures: _Textures, rows: slice, width: int) -> tuple[Field, Field]:
-    """Render haematoxylin and eosin of some rows of the section without nuclei and blood."""
+def _render_background(section: TissueSection, textures: _Textures, rows: slice, width: int) -> _HaematoxylinAndEosin:
+    """Render haematoxylin and eosin of some rows of the section, without nuclei and blood."""
 
-    def resample(field: Field) -> Field:
+    def resample(field: Float32Array) -> Float32Array:
         return enlarge_rows(field, _TEXTURE_SCALE, rows.start, rows.stop, width)
 
     haematoxylin = np.zeros((rows.stop - rows.start, width), np.float32)
@@ -131,9 +135,12 @@ def _render_background(section: TissueSection, textures: _Textures, rows: slice,
     return haematoxylin * thickness, eosin * thickness
 
 
+# The next functions render the rows of one compartment. `grain` contains these rows of `textures.grain`.
+
+
 def _render_stroma(
-    section: TissueSection, textures: _Textures, grain: Field, resample: ResampleRows
-) -> tuple[Field, Field]:
+    section: TissueSection, textures: _Textures, grain: Float32Array, resample: _ResampleRows
+) -> _HaematoxylinAndEosin:
     """Render collagen: wavy fibres with clefts between them, of varying density."""
     along, across = resample(section.along), resample(section.across + textures.ripple)
     thick = render_fibres(textures.thick_fibres, along, across, 46, 7.5)
@@ -144,8 +151,8 @@ def _render_stroma(
 
 
 def _render_epithelium(
-    _: TissueSection, textures: _Textures, grain: Field, resample: ResampleRows
-) -> tuple[Field, Field]:
+    _: TissueSection, textures: _Textures, grain: Float32Array, resample: _ResampleRows
+) -> _HaematoxylinAndEosin:
     """Render cytoplasm with faint cell borders, denser near a lumen."""
     clouds = resample(textures.clouds)
     eosin = (
@@ -158,34 +165,40 @@ def _render_epithelium(
     return 0.27 + 0.05 * clouds + 0.04 * grain, eosin
 
 
-def _render_lumen(_: TissueSection, textures: _Textures, __: Field, resample: ResampleRows) -> tuple[Field, Field]:
+def _render_lumen(
+    _: TissueSection, textures: _Textures, __: Float32Array, resample: _ResampleRows
+) -> _HaematoxylinAndEosin:
     """Render a mostly empty lumen with some secretion."""
     secretion = resample(textures.secretion)
     return 0.01 + 0.06 * secretion, (0.24 + 0.07 * resample(textures.clouds)) * secretion
 
 
-def _render_fat(_: TissueSection, textures: _Textures, grain: Field, resample: ResampleRows) -> tuple[Field, Field]:
+def _render_fat(
+    _: TissueSection, textures: _Textures, grain: Float32Array, resample: _ResampleRows
+) -> _HaematoxylinAndEosin:
     """Render empty fat cells with thin walls."""
     walls = resample(textures.fat_walls)
     return 0.1 * walls, np.clip(1.5 * walls, 0, 0.6) * (1 + 0.2 * grain)
 
 
 def _render_lymphoid(
-    _: TissueSection, textures: _Textures, grain: Field, resample: ResampleRows
-) -> tuple[Field, Field]:
+    _: TissueSection, textures: _Textures, grain: Float32Array, resample: _ResampleRows
+) -> _HaematoxylinAndEosin:
     """Render the thin background between lymphocytes."""
     clouds = resample(textures.clouds)
     return 0.10 + 0.03 * clouds, 0.34 + 0.09 * clouds + 0.06 * grain
 
 
-def _render_vessel(section: TissueSection, _: _Textures, grain: Field, resample: ResampleRows) -> tuple[Field, Field]:
+def _render_vessel(
+    section: TissueSection, _: _Textures, grain: Float32Array, resample: _ResampleRows
+) -> _HaematoxylinAndEosin:
     """Render a thin vessel wall around a clear lumen."""
     wall = soft_step(3.2 - resample(section.vessel_wall_distance_um), 1.2)
     return 0.08 * wall, (0.5 + 0.1 * grain) * wall
 
 
 _COMPARTMENT_RENDERERS: Mapping[
-    Compartment, Callable[[TissueSection, _Textures, Field, ResampleRows], tuple[Field, Field]]
+    Compartment, Callable[[TissueSection, _Textures, Float32Array, _ResampleRows], _HaematoxylinAndEosin]
 ] = {
     Compartment.STROMA: _render_stroma,
     Compartment.EPITHELIUM: _render_epithelium,
@@ -196,7 +209,7 @@ _COMPARTMENT_RENDERERS: Mapping[
 }
 
 
-def _render_red_cells(rng: np.random.Generator, section: TissueSection) -> Field:
+def _render_red_cells(rng: np.random.Generator, section: TissueSection) -> Float32Array:
     """Render red blood cells as discs of about 6 um in some of the vessels."""
     plane = np.zeros([round(side * MAP_MPP / _TEXTURE_MPP) for side in section.compartments.shape], np.uint8)
     rows, columns = np.nonzero(
@@ -212,7 +225,7 @@ def _render_red_cells(rng: np.random.Generator, section: TissueSection) -> Field
             rng.integers(110, 190, len(chosen)),
             strict=True,
         ):
-            centre = [int(place * MAP_MPP / _TEXTURE_MPP * 2**subpixel_bits) for place in (column, row)]
+            centre = [int(position * MAP_MPP / _TEXTURE_MPP * 2**subpixel_bits) for position in (column, row)]
             radius = int(radius_um / _TEXTURE_MPP * 2**subpixel_bits)
             cv2.circle(plane, centre, radius, int(level), -1, cv2.LINE_AA, subpixel_bits)
     return cv2.GaussianBlur(plane.astype(np.float32) / 255, (0, 0), 0.8)

@@ -20,7 +20,8 @@ from tapfm.slides.tissue import Mask
 from tapfm.synthetic.section import Compartment
 from tapfm.tiles.grid import Positions, TileSpec, mask_coverage, tile_grid
 
-SIGNAL_THRESHOLD = 0.1  # a tile contains the signal of a target if its focus covers at least this fraction of the tile
+# A tile contains the signal of a target if the focus of this target covers at least this fraction of the tile.
+SIGNAL_THRESHOLD = 0.1
 _FIRST_FOCUS = 16  # pixel value of the first focus in the truth image; lower values are compartments
 _COLOURS: dict[str, tuple[int, int, int]] = {
     "glass": (255, 255, 255),
@@ -36,14 +37,14 @@ _FOCUS_COLOURS = [(0, 140, 60), (240, 130, 0), (0, 130, 200), (200, 0, 120), (12
 
 @dataclass(frozen=True)
 class SlideTruth:
-    """Compartment and focus of each position; both maps cover the whole slide."""
+    """Compartment and focus of each position. Both maps cover the whole slide, with MAP_MPP microns per pixel."""
 
-    compartments: npt.NDArray[np.uint8]
-    focus: npt.NDArray[np.uint8]  # 0, or 1 + the index in `foci`
-    foci: tuple[str, ...]  # targets first, then lookalikes
-    width_px0: int
+    compartments: npt.NDArray[np.uint8]  # values of Compartment
+    focus: npt.NDArray[np.uint8]  # 0: no focus; otherwise 1 + the index in `foci`
+    foci: tuple[str, ...]  # names: targets first, then lookalikes
+    width_px0: int  # of the slide
     height_px0: int
-    mpp: float
+    mpp: float  # of level 0
 
     @property
     def tissue(self) -> Mask:

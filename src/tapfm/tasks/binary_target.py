@@ -117,7 +117,7 @@ class BinaryTarget:
                 return f"no confidence interval: only one {name} patient"
         return ""
 
-    def count_labels(self, labels: Sequence[Label]) -> tuple[int | None, int]:
+    def count_positives(self, labels: Sequence[Label]) -> tuple[int | None, int]:
         present = _drop_missing(labels)
         return sum(present), len(present)
 

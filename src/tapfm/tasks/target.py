@@ -122,7 +122,7 @@ class TargetKind(Protocol):
         """Return why there is no bootstrap confidence interval; empty if there is one."""
         ...
 
-    def count_labels(self, labels: Sequence[Label]) -> tuple[int | None, int]:
+    def count_positives(self, labels: Sequence[Label]) -> tuple[int | None, int]:
         """Return the number of positive labels (None if there is no such class) and of all labels."""
         ...
 

@@ -79,10 +79,10 @@ def tile_cohort(
             folder,
             list(jobs),
             TileRecord,
-            not_selected=("not tiled", "no tiles with these settings"),
+            unselected_status=("not tiled", "no tiles with these settings"),
             on_save=partial(_write_contact_sheet, folder),
         )
-        todo = table.plan(jobs, only=only, force=force, load_finished=_load_finished_record)
+        todo = table.select_remaining_jobs(jobs, only=only, force=force, load_finished=_load_finished_record)
         if table.finished:
             console.print(f"{len(table.finished):,} of {len(jobs):,} slides are already tiled with these settings.")
         threads = max(1, workers // max(1, len(todo)))

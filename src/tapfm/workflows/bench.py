@@ -32,14 +32,16 @@ class BenchOptions:
     _: KW_ONLY
     encoder: Annotated[
         str | None,
-        Option("Encoder to measure, from `tapfm encoders`.", metavar="NAME", default="uni; without a GPU tapfm-pocket"),
+        Option(
+            "Encoder to measure, from `tapfm encoders`.", metavar="NAME", show_default="uni; without a GPU tapfm-pocket"
+        ),
     ] = None
     cohort: Annotated[
         Path | None,
         Option(
             "Cohort table: read tiles from these slides, and estimate durations for this cohort. Needs --tiles.",
             metavar="CSV",
-            default="a synthetic slide; durations are estimated for the paper's cohort",
+            show_default="a synthetic slide; durations are estimated for the paper's cohort",
         ),
     ] = None
     tiles: Annotated[
@@ -54,13 +56,13 @@ class BenchOptions:
         ),
     ] = ()
     precision: Annotated[
-        str | None, Option("Precision: auto, float32, bfloat16 or float16.", default="as in RUN.toml, else auto")
+        str | None, Option("Precision: auto, float32, bfloat16 or float16.", show_default="as in RUN.toml, else auto")
     ] = None
     device: Annotated[
         str | None,
         Option(
             "Device to measure: auto (the GPU if there is one), cpu, cuda, or cuda:1 for the second GPU.",
-            default="as in RUN.toml, else auto",
+            show_default="as in RUN.toml, else auto",
         ),
     ] = None
     workers: Annotated[
@@ -68,7 +70,7 @@ class BenchOptions:
         Option(
             "Number of worker processes that read tiles. 0: read them in the main process.",
             metavar="N",
-            default="as in RUN.toml, else one per CPU core",
+            show_default="as in RUN.toml, else one per CPU core",
             at_least=0,
         ),
     ] = None

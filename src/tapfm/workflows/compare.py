@@ -34,7 +34,7 @@ class CompareOptions:
     out: Annotated[Path, Option("Output folder for the tables and the plot.", metavar="DIR")]
     unit: Annotated[str, Option("Unit of the metrics: slide, or patient (mean over the patient's slides).")] = "slide"
     against: Annotated[
-        str | None, Option("Compare all models with this one only.", metavar="NAME", default="all pairs")
+        str | None, Option("Compare all models with this one only.", metavar="NAME", show_default="all pairs")
     ] = None
     split: Annotated[str, Option("Split whose predictions are read from run folders: test or val.")] = "test"
     resamples: Resamples = 2000

@@ -26,39 +26,41 @@ class ConfigOptions:
     ] = None
     recipe: Annotated[
         str | None,
-        Option("Source of the defaults: paper, or reference (the scripts of its authors).", default="paper"),
+        Option("Source of the defaults: paper, or reference (the scripts of its authors).", show_default="paper"),
     ] = None
     encoder: Annotated[
-        str | None, Option("Encoder to adapt, from `tapfm encoders`.", metavar="NAME", default="uni")
+        str | None, Option("Encoder to adapt, from `tapfm encoders`.", metavar="NAME", show_default="uni")
     ] = None
     method: Annotated[
         str | None,
         Option(
             "Training method: tapfm, finetune (any aggregator), or fixed (frozen encoder, stored features).",
-            default="tapfm",
+            show_default="tapfm",
         ),
     ] = None
     cohort: Annotated[
         Path | None,
-        Option("Cohort table with labels and splits, from `tapfm split`.", metavar="CSV", default="cohort.csv"),
+        Option("Cohort table with labels and splits, from `tapfm split`.", metavar="CSV", show_default="cohort.csv"),
     ] = None
-    tiles: Annotated[Path | None, Option("Output folder of `tapfm tile`.", metavar="DIR", default="tiles")] = None
+    tiles: Annotated[Path | None, Option("Output folder of `tapfm tile`.", metavar="DIR", show_default="tiles")] = None
     features: Annotated[
         Path | None,
-        Option("Output folder of `tapfm embed`, for method fixed.", metavar="DIR", default="features"),
+        Option("Output folder of `tapfm embed`, for method fixed.", metavar="DIR", show_default="features"),
     ] = None
     target: Annotated[
         tuple[str, ...],
         Option(
             "Label column to predict. Repeatable: several columns make a multi-label task.",
             metavar="NAME",
-            default="all label columns of --cohort that contain both 0 and 1",
+            show_default="all label columns of --cohort that contain both 0 and 1",
         ),
     ] = ()
     out: Annotated[
         Path | None,
         Option(
-            "File to write; paths in it are relative to its folder.", metavar="FILE", default="print to the terminal"
+            "File to write; paths in it are relative to its folder.",
+            metavar="FILE",
+            show_default="print to the terminal",
         ),
     ] = None
     set: Overrides = ()
@@ -95,7 +97,7 @@ def config(options: ConfigOptions, console: Console) -> str:  # noqa: ARG001 - r
 
     if options.run is not None:
         return config_text.format_config(load_config(options.run, options.set))
-    text = config_text.starter_config(
+    text = config_text.format_starter_config(
         recipe=options.recipe or "paper",
         encoder=options.encoder or "uni",
         method=options.method or "tapfm",

@@ -24,7 +24,7 @@ class DemoOptions:
     _: KW_ONLY
     out: Annotated[
         Path | None,
-        Option("Output folder.", metavar="DIR", default="demo; demo-full with --full, demo-tiny with --tiny"),
+        Option("Output folder.", metavar="DIR", show_default="demo; demo-full with --full, demo-tiny with --tiny"),
     ] = None
     full: Annotated[
         bool, Option("More slides, a signal that is harder to detect, and more epochs: an hour or more on two cores.")

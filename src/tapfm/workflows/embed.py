@@ -38,7 +38,7 @@ class EmbedOptions:
         Option(
             "Weights file of the encoder, or a folder with the files of its Hugging Face repository.",
             metavar="PATH",
-            default="from the Hugging Face cache, else downloaded",
+            show_default="from the Hugging Face cache, else downloaded",
         ),
     ] = None
     device: Device = "auto"
@@ -54,7 +54,7 @@ class EmbedOptions:
         Option(
             "Number of tiles per batch. It is halved if the device runs out of memory.",
             metavar="N",
-            default="depends on the size of the encoder",
+            show_default="depends on the size of the encoder",
             at_least=1,
         ),
     ] = None

@@ -35,7 +35,7 @@ class EncodersOptions:
         Option(
             "With --check: weights file, or a folder with the files of a Hugging Face repository.",
             metavar="PATH",
-            default="from the Hugging Face cache, else downloaded",
+            show_default="from the Hugging Face cache, else downloaded",
         ),
     ] = None
 

@@ -26,28 +26,30 @@ class EvaluateOptions:
     out: Annotated[Path, Option("Output folder, such as evaluations/first.", metavar="DIR")]
     cohort: Annotated[
         Path | None,
-        Option("Evaluate on this cohort table, with labels.", metavar="CSV", default="the cohort of the run"),
+        Option("Evaluate on this cohort table, with labels.", metavar="CSV", show_default="the cohort of the run"),
     ] = None
     slides: SlidesFolder = None
     tiles: Annotated[
         Path | None,
-        Option("Output folder of `tapfm tile` for the evaluated slides.", metavar="DIR", default="as in the run"),
+        Option("Output folder of `tapfm tile` for the evaluated slides.", metavar="DIR", show_default="as in the run"),
     ] = None
     features: Annotated[
         Path | None,
         Option(
             "Output folder of `tapfm embed` for the evaluated slides, for models of method fixed.",
             metavar="DIR",
-            default="as in the run",
+            show_default="as in the run",
         ),
     ] = None
     split: Annotated[
         str | None,
-        Option("Split to evaluate: test, val, train or all.", default="test; with --cohort all"),
+        Option("Split to evaluate: test, val, train or all.", show_default="test; with --cohort all"),
     ] = None
     unit: Annotated[
         str | None,
-        Option("Unit of the metrics: slide, or patient (mean over the patient's slides).", default="as in training"),
+        Option(
+            "Unit of the metrics: slide, or patient (mean over the patient's slides).", show_default="as in training"
+        ),
     ] = None
     sensitivity: Annotated[
         float,
@@ -69,7 +71,7 @@ class EvaluateOptions:
         Option(
             "File with the slide colours for the colour baseline. Several evaluations can share it to save time.",
             metavar="FILE",
-            default="colours.csv in --out",
+            show_default="colours.csv in --out",
         ),
     ] = None
     device: Device = "auto"

@@ -30,7 +30,7 @@ from tapfm.results.estimate import Estimate
 from tapfm.results.figure_drawing import write_png
 from tapfm.results.markdown import markdown_sections
 from tapfm.results.table import table_csv
-from tapfm.runs.evaluation_data import EvaluatedSlides, EvaluationRequest, read_evaluated_slides
+from tapfm.runs.evaluation_data import EvaluationRequest, EvaluationSlides, read_evaluation_slides
 from tapfm.runs.folder import format_failures
 from tapfm.runs.model_folder import ModelFolder, is_finished, open_model_folder
 from tapfm.runs.thresholds import choose_model_thresholds
@@ -84,7 +84,7 @@ def run_evaluation(
 ) -> Evaluation:
     """Evaluate a run, an export or an ensemble, and write the results. Raises `Interrupted` after a signal."""
     model = open_model_folder(model_path)
-    data = read_evaluated_slides(model, request)
+    data = read_evaluation_slides(model, request)
     unfinished = [
         f"The training of {member.folder} is not finished; the best epoch so far is evaluated."
         for member in model.members
@@ -121,7 +121,7 @@ def run_evaluation(
             thresholds=choose_model_thresholds(model, settings.unit, settings.sensitivity),
             groups=groups,
             baseline=baseline,
-            table=EvaluatedTable(data.table.name, data.absent_targets, data.without_label),
+            table=EvaluatedTable(data.cohort_table.name, data.missing_targets, data.slides_without_label),
             about=description,
         )
         results = replace(
@@ -134,15 +134,15 @@ def run_evaluation(
     return Evaluation(folder, results, tuple(predictions))
 
 
-def _describe_evaluation(model: ModelFolder, data: EvaluatedSlides, settings: EvaluationSettings) -> dict[str, Any]:
+def _describe_evaluation(model: ModelFolder, data: EvaluationSlides, settings: EvaluationSettings) -> dict[str, Any]:
     """Return the content of evaluation.json: the model, the slides and the settings."""
     return {
-        **model.describe(),
-        "cohort": "own" if data.is_own_cohort else "external",
-        "table": data.table.name,
-        "table_sha256": file_sha256(data.table),
+        **model.build_metadata(),
+        "cohort": "own" if data.is_training_cohort else "external",
+        "table": data.cohort_table.name,
+        "table_sha256": file_sha256(data.cohort_table),
         "split": data.split,
-        "from": "tiles" if data.features is None else "features",
+        "from": "tiles" if data.features_folder is None else "features",
         "unit": settings.unit,
         "sensitivity": settings.sensitivity,
         "by": list(settings.by),
@@ -198,18 +198,20 @@ def _format_fixed_value(name: str, description: Mapping[str, Any]) -> str:
     return "all" if name == "split" and value is None else str(value)
 
 
-def _print_start(model: ModelFolder, data: EvaluatedSlides, warnings: Sequence[str], console: Console) -> None:
+def _print_start(model: ModelFolder, data: EvaluationSlides, warnings: Sequence[str], console: Console) -> None:
     """Print the model, the number of slides, and warnings."""
-    source = f"{data.split} split of its own cohort" if data.is_own_cohort else data.table.name
+    source = f"{data.split} split of its own cohort" if data.is_training_cohort else data.cohort_table.name
     members = f" ({format_count(len(model.members), 'member')})" if model.ensemble else ""
     lines = [
         f"Evaluating the {model.kind} {model.path}{members} for {', '.join(model.targets)} on "
         f"{format_count(len(data.slides), 'slide')} ({source})."
     ]
-    if data.without_label:
-        lines.append(f"Skipping {format_count(len(data.without_label), 'slide')} without a label of these targets.")
+    if data.slides_without_label:
+        lines.append(
+            f"Skipping {format_count(len(data.slides_without_label), 'slide')} without a label of these targets."
+        )
     if data.failed:
-        missing = "tiles" if data.features is None else "features"
+        missing = "tiles" if data.features_folder is None else "features"
         lines.append(
             f"Skipping {format_count(len(data.failed), 'slide')} without {missing}; they are listed in failures.csv."
         )
@@ -221,7 +223,7 @@ def _print_start(model: ModelFolder, data: EvaluatedSlides, warnings: Sequence[s
 
 def _predict(
     model: ModelFolder,
-    data: EvaluatedSlides,
+    data: EvaluationSlides,
     folder: Path,
     device: str,
     workers: int,
@@ -260,7 +262,7 @@ def _make_all_failed_error(folder: Path, failed: dict[str, str]) -> SlidesFailed
 
 def _predict_baseline(
     model: ModelFolder,
-    data: EvaluatedSlides,
+    data: EvaluationSlides,
     table: Path,
     workers: int,
     stop_signal: Callable[[], int | None],

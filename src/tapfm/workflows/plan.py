@@ -25,12 +25,12 @@ class PlanOptions:
         Option(
             "Memory of the GPU in GB, as advertised. Repeatable, to compare GPUs.",
             metavar="GB",
-            default="the GPU of this machine; without one, common sizes",
+            show_default="the GPU of this machine; without one, common sizes",
         ),
     ] = ()
     tiles_per_slide: Annotated[
         int | None,
-        Option("Tiles per slide in a training step.", metavar="N", default="as in RUN.toml", at_least=1),
+        Option("Tiles per slide in a training step.", metavar="N", show_default="as in RUN.toml", at_least=1),
     ] = None
     set: Overrides = ()
 

@@ -39,7 +39,7 @@ class PredictOptions:
         Option(
             "Use the tiles in this output folder of `tapfm tile`.",
             metavar="DIR",
-            default="tile the slides with the settings of the training tiles",
+            show_default="tile the slides with the settings of the training tiles",
         ),
     ] = None
     slides: SlidesFolder = None
@@ -53,7 +53,7 @@ class PredictOptions:
             "Threshold above which a slide is called positive: the one that reaches this sensitivity (0 to 1) on the "
             "validation slides.",
             metavar="S",
-            default="the threshold with the highest Youden index",
+            show_default="the threshold with the highest Youden index",
         ),
     ] = None
     batch: Annotated[

@@ -30,13 +30,17 @@ class ReportOptions:
     evaluation: Annotated[
         tuple[Path, ...],
         Option(
-            "Output folder of `tapfm evaluate` to include. Repeatable.", metavar="DIR", default="found automatically"
+            "Output folder of `tapfm evaluate` to include. Repeatable.",
+            metavar="DIR",
+            show_default="found automatically",
         ),
     ] = ()
     predictions: Annotated[
         tuple[Path, ...],
         Option(
-            "Output folder of `tapfm predict` to include. Repeatable.", metavar="DIR", default="found automatically"
+            "Output folder of `tapfm predict` to include. Repeatable.",
+            metavar="DIR",
+            show_default="found automatically",
         ),
     ] = ()
     run: Annotated[
@@ -44,7 +48,7 @@ class ReportOptions:
         Option(
             "Run of a study to show in detail. Repeatable.",
             metavar="NAME",
-            default="the run with the best validation AUC",
+            show_default="the run with the best validation AUC",
         ),
     ] = ()
     slides: SlidesFolder = None
@@ -56,9 +60,9 @@ class ReportOptions:
         float,
         Option("Maximum size of all images in the report, in megabytes. Further images are omitted.", metavar="MB"),
     ] = 20.0
-    title: Annotated[str | None, Option("Title of the report.", metavar="TEXT", default="the names of the targets")] = (
-        None
-    )
+    title: Annotated[
+        str | None, Option("Title of the report.", metavar="TEXT", show_default="the names of the targets")
+    ] = None
     resamples: Resamples = 2000
     force: Annotated[bool, Option("Overwrite --out even if it is not a report of tapfm.")] = False
 

@@ -15,7 +15,7 @@ Workers = Annotated[
     Option(
         "Number of worker processes. 0: do all work in the main process.",
         metavar="N",
-        default="one per CPU core",
+        show_default="one per CPU core",
         at_least=0,
     ),
 ]
@@ -32,7 +32,7 @@ Compile = Annotated[
     Option(
         "Compile the encoder with torch.compile: the start takes longer, then tiles are encoded faster.",
         flags="--compile/--no-compile",
-        default="on a GPU, if there are enough tiles",
+        show_default="on a GPU, if there are enough tiles",
     ),
 ]
 Resamples = Annotated[

@@ -37,7 +37,7 @@ class SplitOptions:
         Option(
             "Label column to stratify by. Repeatable.",
             metavar="NAME",
-            default="all label columns that contain both 0 and 1",
+            show_default="all label columns that contain both 0 and 1",
         ),
     ] = ()
     fractions: Annotated[
@@ -45,7 +45,7 @@ class SplitOptions:
         Option(
             "Fractions of the patients in train, validation and test. They sum to 1.",
             metavar="TRAIN VAL TEST",
-            default=" ".join(map(str, _FRACTIONS)),
+            show_default=" ".join(map(str, _FRACTIONS)),
         ),
     ] = None
     folds: Annotated[

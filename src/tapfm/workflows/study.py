@@ -44,13 +44,14 @@ class StudyOptions:
         Option("With --preset: full (your slides), or mini (synthetic slides and a small encoder, to try it out)."),
     ] = "full"
     cohort: Annotated[
-        Path | None, Option("With --preset: cohort table with labels and splits.", metavar="CSV", default="split.csv")
+        Path | None,
+        Option("With --preset: cohort table with labels and splits.", metavar="CSV", show_default="split.csv"),
     ] = None
     slides: Annotated[
         Path | None, Option("Folder of the slides of --cohort, if the table has no paths.", metavar="DIR")
     ] = None
     tiles: Annotated[
-        Path | None, Option("Output folder of `tapfm tile` for --cohort.", metavar="DIR", default="tiles")
+        Path | None, Option("Output folder of `tapfm tile` for --cohort.", metavar="DIR", show_default="tiles")
     ] = None
     external: Annotated[
         Path | None,
@@ -60,18 +61,19 @@ class StudyOptions:
         Path | None, Option("Folder of the slides of --external, if the table has no paths.", metavar="DIR")
     ] = None
     external_tiles: Annotated[
-        Path | None, Option("Output folder of `tapfm tile` for --external.", metavar="DIR", default="tiles-external")
+        Path | None,
+        Option("Output folder of `tapfm tile` for --external.", metavar="DIR", show_default="tiles-external"),
     ] = None
     target: Annotated[
         tuple[str, ...],
-        Option("With --preset: label column to predict. Repeatable.", metavar="NAME", default="as in the paper"),
+        Option("With --preset: label column to predict. Repeatable.", metavar="NAME", show_default="as in the paper"),
     ] = ()
     encoder: Annotated[
         tuple[str, ...],
         Option(
             "With --preset: encoder to compare, from `tapfm encoders`. Repeatable.",
             metavar="NAME",
-            default="as in the paper",
+            show_default="as in the paper",
         ),
     ] = ()
     seed: Annotated[
@@ -79,7 +81,7 @@ class StudyOptions:
         Option(
             "With --preset: random seed. Repeatable: one run of each model per seed.",
             metavar="N",
-            default="0",
+            show_default="0",
             at_least=0,
         ),
     ] = ()
@@ -88,7 +90,7 @@ class StudyOptions:
         Option(
             "With --preset: use the column fold_N of the table as the split. Repeatable: one run per fold.",
             metavar="N",
-            default="the column split",
+            show_default="the column split",
             at_least=0,
         ),
     ] = ()
@@ -108,7 +110,7 @@ class StudyOptions:
         Option(
             "Only runs whose name matches this pattern, such as 'uni/tapfm/*'. Repeatable.",
             metavar="PATTERN",
-            default="all runs",
+            show_default="all runs",
         ),
     ] = ()
     list: Annotated[bool, Option("List the runs, with --out also their state, and stop.")] = False
@@ -117,7 +119,7 @@ class StudyOptions:
         str | None,
         Option(
             "Device to compute on: auto (the GPU if there is one), cpu, cuda, or cuda:1 for the second GPU.",
-            default="as in STUDY.toml, else auto",
+            show_default="as in STUDY.toml, else auto",
         ),
     ] = None
     workers: Annotated[
@@ -125,7 +127,7 @@ class StudyOptions:
         Option(
             "Number of worker processes of each run. 0: do all work in the main process of the run.",
             metavar="N",
-            default="as in STUDY.toml, else one per CPU core",
+            show_default="as in STUDY.toml, else one per CPU core",
             at_least=0,
         ),
     ] = None
@@ -134,7 +136,7 @@ class StudyOptions:
         Option(
             "Number of slides that may fail in each run and each evaluation.",
             metavar="N",
-            default="as in STUDY.toml, else 0",
+            show_default="as in STUDY.toml, else 0",
             at_least=0,
         ),
     ] = None

@@ -41,7 +41,7 @@ class SynthOptions:
         Option(
             "Fraction of positive slides, from 0 to 1, for all targets or for one. Repeatable.",
             metavar="P|TARGET=P",
-            default="as in the paper",
+            show_default="as in the paper",
         ),
     ] = ()
     fractions: Annotated[
@@ -49,7 +49,7 @@ class SynthOptions:
         Option(
             "Fractions of the development cohort in train, validation and test. They sum to 1.",
             metavar="TRAIN VAL TEST",
-            default="0.8 0.1 0.1",
+            show_default="0.8 0.1 0.1",
         ),
     ] = (0.8, 0.1, 0.1)
     tiles_per_slide: Annotated[int, Option("Approximate number of tissue tiles per slide.")] = 80

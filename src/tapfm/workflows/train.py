@@ -30,7 +30,7 @@ class TrainOptions:
         str | None,
         Option(
             "Device to train on: auto (the GPU if there is one), cpu, cuda, or cuda:1 for the second GPU.",
-            default="as in RUN.toml, else auto",
+            show_default="as in RUN.toml, else auto",
         ),
     ] = None
     workers: Annotated[
@@ -38,14 +38,15 @@ class TrainOptions:
         Option(
             "Number of worker processes that read tiles. 0: read them in the main process.",
             metavar="N",
-            default="as in RUN.toml, else one per CPU core",
+            show_default="as in RUN.toml, else one per CPU core",
             at_least=0,
         ),
     ] = None
     unit: Annotated[
         str | None,
         Option(
-            "Unit of the AUC: slide, or patient (mean over the patient's slides).", default="as in RUN.toml, else slide"
+            "Unit of the AUC: slide, or patient (mean over the patient's slides).",
+            show_default="as in RUN.toml, else slide",
         ),
     ] = None
     allow_failures: Annotated[
@@ -53,7 +54,7 @@ class TrainOptions:
         Option(
             "Number of slides that may fail before the run stops with exit code 3.",
             metavar="N",
-            default="as in RUN.toml, else 0",
+            show_default="as in RUN.toml, else 0",
             at_least=0,
         ),
     ] = None

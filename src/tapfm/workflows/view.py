@@ -35,7 +35,7 @@ class ViewOptions:
         Option(
             "TCP port to listen on. 0: any free port.",
             metavar="N",
-            default="the first free port from 8000",
+            show_default="the first free port from 8000",
             at_least=0,
             at_most=65535,
         ),
@@ -53,7 +53,7 @@ class ViewOptions:
         Option(
             "Open the page in a browser, or only print its address.",
             flags="--open/--no-browser",
-            default="open, if this machine has a desktop",
+            show_default="open, if this machine has a desktop",
         ),
     ] = None
 
