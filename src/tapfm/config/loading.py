@@ -89,7 +89,7 @@ def resolve_config(tables: Mapping[str, Any], source: str = "The configuration")
         if not problems and isinstance(completed.get("encoder", {}).get("name"), str):
             merge_tables(completed, {"encoder": {"name": card.key}})  # the canonical spelling
         try:
-            # Strict JSON validation: "5" is not a number and 1 is not true, but strings become paths, lists tuples.
+            # Strict JSON validation rejects "5" as a number; it converts strings to paths, and lists to tuples
             config = RunConfig.model_validate_json(json.dumps(completed, default=str), strict=True)
         except ValidationError as error:
             problems += describe_invalid_values(error, list(list_settings()))

@@ -23,7 +23,7 @@ def describe_invalid_values(error: ValidationError, settings: Sequence[SettingPa
 
     settings: the valid settings, to suggest one instead of an unknown setting.
     """
-    problems: dict[str, list[str]] = {}  # by setting; several messages if it can have several types
+    problems: dict[str, list[str]] = {}  # by setting; a setting that accepts several types can have several messages
     values: dict[str, str] = {}
     for each in error.errors():
         path = tuple(map(str, each["loc"][:2]))  # the rest is an index in a list, or one of several types

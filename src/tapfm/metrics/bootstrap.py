@@ -1,4 +1,4 @@
-"""Bootstrap over patients: resamples of patients with replacement, shared by all metrics and methods.
+"""Bootstrap over patients: resamples of patients with replacement, shared by all metrics and models.
 
 Patients are resampled instead of slides, because slides of one patient are correlated. Resampling is stratified by
 label. Methods that are measured on the same resamples are paired, so a difference has its own confidence interval.

@@ -59,7 +59,7 @@ def auc_difference(positive: Flags, a: Floats, b: Floats, level: float = 0.95) -
     # a variance this small is a rounding error
     if variance <= 1e-12 * (covariances[0, 0] + covariances[1, 1]):
         same = abs(difference) < 1e-12
-        cause = "both methods rank every positive-negative pair the same" if same else "the estimated variance is 0"
+        cause = "both models rank every positive-negative pair the same" if same else "the estimated variance is 0"
         reason = f"no DeLong interval: {cause}"
         return PairedTest(Estimate(0.0 if same else difference, reason=reason), 1.0 if same else None)
     deviation = math.sqrt(variance)

@@ -74,7 +74,7 @@ class RunFolder:
         self.folder = folder
         self.last_checkpoint = folder / "checkpoints" / "last.safetensors"
         self.best_checkpoint = folder / "checkpoints" / "best.safetensors"
-        # a new best epoch, until the last checkpoint of that epoch is saved
+        # weights of a new best epoch; renamed to best.safetensors once last.safetensors of that epoch is saved
         self.next_best_checkpoint = folder / "checkpoints" / "best.next.safetensors"
 
     @property

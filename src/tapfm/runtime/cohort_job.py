@@ -141,7 +141,7 @@ class SlideTable(Generic[Record]):
     folder: Path
     slide_ids: Sequence[str]  # in the order of the cohort
     record_type: type[Record]
-    unselected_status: tuple[str, str]  # (status, reason) of slides without result that --only does not select
+    unselected_status: tuple[str, str]  # (status, reason) of slides that --only excludes and that have no result yet
     on_save: Callable[[Sequence[Record]], object] = lambda _: None
     records: dict[str, Record] = field(default_factory=dict)  # by slide_id
     _saved_at: float = field(default_factory=time.monotonic)

@@ -86,7 +86,7 @@ def failure_reason(exit_code: int, log: Path, start_byte: int) -> str:
 
 
 def stop_with_parent() -> None:
-    """Send SIGTERM to this process when its parent exits, if `run_child_command` started it."""
+    """Make this process receive SIGTERM when its parent exits, if it was started by `run_child_command`."""
     parent = os.environ.pop(_PARENT_VARIABLE, None)
     if parent is not None:
         threading.Thread(target=_watch_parent, args=(int(parent),), daemon=True).start()

@@ -21,7 +21,7 @@ _OUT_OF_MEMORY_MESSAGES = (
 
 @contextmanager
 def convert_memory_errors() -> Iterator[None]:
-    """Raise `torch.OutOfMemoryError` for the out-of-memory errors of CUDA libraries as well."""
+    """Convert out-of-memory errors of CUDA libraries, such as cuBLAS, to `torch.OutOfMemoryError`."""
     try:
         yield
     except torch.OutOfMemoryError:

@@ -75,7 +75,7 @@ class TissueSection:
     focus: npt.NDArray[np.uint8]  # 0: no focus; otherwise 1 + the index in `spec.foci`
     along: Float32Array  # coordinate of each pixel along the fibres of the stroma, in pixels
     across: Float32Array  # coordinate of each pixel across the fibres, in pixels
-    vessel_wall_distance_um: Float32Array  # distance to the wall inside vessels; 0 elsewhere
+    vessel_wall_distance_um: Float32Array  # of points inside a vessel to its wall; 0 elsewhere
     fat_walls: Mask
     nuclei: tuple[Nuclei, ...]
 

@@ -45,7 +45,7 @@ class StainAmounts(NamedTuple):
 
 @dataclass(frozen=True)
 class _Textures:
-    """Textures of the tissue without nuclei: `grain` has _TEXTURE_MPP microns per pixel, the other maps MAP_MPP."""
+    """Textures of everything but the nuclei: `grain` has _TEXTURE_MPP microns per pixel, the other maps MAP_MPP."""
 
     grain: Noise  # fine noise, in most compartments
     clouds: Float32Array  # coarse noise in epithelium, lumen and lymphoid tissue

@@ -268,10 +268,8 @@ def _find_studies(options: StudyOptions, preset_options: PresetOptions) -> dict[
         studies = {folder: options.study}
     elif options.preset is None:
         if not isinstance(options.study, Path | None):
-            kind = type(options.study).__name__
-            raise InputError(
-                f"An object of type {kind} is not a study.", hint="Pass the path of STUDY.toml, or a StudyConfig."
-            )
+            kind, hint = type(options.study).__name__, "Pass the path of STUDY.toml, or a StudyConfig."
+            raise InputError(f"An object of type {kind} is not a study.", hint=hint)
         if options.study is None:
             _check_study_folder(folder)
         studies = {folder: load_study(options.study or StudyFolder(folder).study)}
