@@ -246,8 +246,9 @@ def _assign_splits(count: int, fractions: tuple[float, float, float], seed: int)
 def _sample_slides(splits: Sequence[str], fraction: float, min_per_split: int, *rng_key: int | str) -> np.ndarray:
     """Return a mask of randomly sampled slides. Their number is `fraction` of all slides, rounded, within these limits:
 
-    In each split, at least `min_per_split` slides are sampled, and at least `min_per_split` are not. In a split that is
-    too small for both, the two minimums are half of the split. The whole cohort has the same minimum.
+    In each split, at least `min_per_split` slides are sampled, or half of a split that is too small for that. As many
+    stay unsampled. If the splits are so small that fewer than `min_per_split` slides of the cohort would be sampled,
+    more slides of the largest split are; then all of its slides can be sampled.
     """
     members = [np.flatnonzero(np.array(splits) == name) for name in dict.fromkeys(splits)]
     sizes = [len(each) for each in members]
