@@ -25,7 +25,8 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 
 
 def blocks(page, language):
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    text = page.read_text().replace(" \\\n", " ")  # join lines that end in a backslash
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))  # tests/journeys runs them from top to bottom
