@@ -1,6 +1,6 @@
 """The model in training: encoder, aggregator, their two optimisers and everything that a checkpoint contains.
 
-Nothing here synchronises with the device. The caller reads the values of a `StepReport` later.
+Only sampling of `backward_tiles` waits for the device. The caller reads the values of a `StepReport` later.
 """
 
 from __future__ import annotations

@@ -150,8 +150,8 @@ def two_graph_step(
     """Run Algorithm 1 for one slide. Gradients are accumulated in .grad.
 
     `update_aggregator` and `update_encoder` are called with a 0-dim bool tensor: whether the gradients are finite.
-    If it is false, they must not change any weight. This function never synchronises with the device and so does not
-    raise for non-finite values: call `checks.raise_if_not_finite` of the returned report.
+    If it is false, they must not change any weight. This function does not wait for the device to check values, so it
+    does not raise for non-finite ones: call `checks.raise_if_not_finite` of the returned report.
 
     `loss_scale` multiplies the encoder's loss (for float16). The encoder's .grad is then scaled as well.
     """

@@ -77,12 +77,13 @@ class TaskSection(SettingsModel):
 
     targets: list[str] = setting("label columns of the cohort table; one model predicts all of them", min_length=1)
     weighting: Literal["balanced", "reference"] = setting(
-        "class weights from the training labels: balanced (the paper's) or reference (the authors' scripts)"
+        "how class weights are computed from the training labels: balanced (as in the paper) or reference (as in the "
+        "authors' scripts)"
     )
 
 
 class AdaptationSection(SettingsModel):
-    """The training method and its losses, tiles and memory use."""
+    """The training method: losses, trained part of the encoder, tiles per slide and memory."""
 
     method: Method = setting(
         "tapfm, finetune (no attention loss; any aggregator), or fixed (frozen encoder, stored features)",
@@ -96,7 +97,7 @@ class AdaptationSection(SettingsModel):
         alias="lambda",
     )
     beta: NotNegative = setting(
-        "weight of the cosine loss, on the cosine between tile features and their gradients; 0: not used"
+        "weight of the cosine loss, computed from the cosine of a tile's feature vector and its gradient; 0: not used"
     )
     cosine: Literal["paper", "descending"] = setting(
         "formula of the cosine loss: paper (1 - cos, as published) or descending (1 + cos)", default="paper"
@@ -172,7 +173,8 @@ class AugmentationSection(SettingsModel):
     blur: Fraction = setting("probability of a Gaussian blur")
     blur_radius: tuple[Positive, Positive] = setting("minimum and maximum blur radius in pixels")
     stain_jitter: NotNegative = setting(
-        "maximum relative change of the amount of each stain, at random; 0: none", default=0.0
+        "random change of haematoxylin and eosin, at most this fraction of their amount, from 0 to below 1; 0: none",
+        default=0.0,
     )
 
 

@@ -60,7 +60,9 @@ class StudyConfig(SettingsModel):
 
     name: str = setting("title of the study in tables")
     report: ReportKind = setting(
-        "analysis to report: comparison, ablation, stability or forgetting", default="comparison"
+        "tables to write besides those of the metrics: comparison (of models), ablation (of settings), stability (of "
+        "training, by order of updates) or forgetting (of another task)",
+        default="comparison",
     )
     targets: list[str] = setting(
         "label columns of the cohort tables; `task` sets whether one model predicts all of them", min_length=1
@@ -87,7 +89,8 @@ class StudyConfig(SettingsModel):
     external: SlidesSection | None = None
     weights: dict[str, Path] = setting("weights file or folder of each encoder, by encoder name", default_factory=dict)
     settings: dict[str, Any] = setting(
-        "settings of RUN.toml for all runs; those under fixed, finetune or tapfm are for that method only",
+        "settings of RUN.toml for all runs; settings.fixed, settings.finetune and settings.tapfm are for runs of that "
+        "method only",
         default_factory=dict,
     )
     variants: list[Variant] = setting(
@@ -197,13 +200,13 @@ def _find_problems(config: StudyConfig) -> Iterator[str]:
     if config.is_multilabel and len(config.targets) == 1:
         yield "task: multilabel needs at least two targets"
     if config.report == "forgetting" and config.probe is None:
-        yield "probe: is not set; a forgetting study needs [probe] with tiles of another task"
+        yield 'probe: missing; a study with report = "forgetting" needs a section [probe] with tiles of another task'
     if config.report in ("ablation", "stability") and not config.variants:
-        yield f'variants: is not set; a study with report = "{config.report}" compares variants'
+        yield f'variants: missing; a study with report = "{config.report}" needs at least one [[variants]]'
     if config.report == "stability":
         orders = {each.settings.get("adaptation", {}).get("bag_gradient") for each in config.variants}
         if not {"before", "after", "joint"} <= orders:
-            yield "variants: a stability study needs variants with adaptation.bag_gradient before, after and joint"
+            yield 'variants: report = "stability" needs variants with adaptation.bag_gradient before, after and joint'
     yield from _find_unknown_settings(config)
 
 

@@ -86,9 +86,9 @@ def _drop_cohorts_if_missing(by_model: dict[str, list[Prediction]]) -> dict[str,
         cohorts = Counter(patient for patient, _ in {(each.patient_id, each.cohort) for each in predictions})
         if several := sorted(patient for patient, count in cohorts.items() if count > 1):
             raise InputError(
-                f"{without_cohorts[0]} has no column 'cohort', but patient '{several[0]}' of {name} is in several "
-                "cohorts.",
-                hint=f"Add the column 'cohort' to the table of {without_cohorts[0]}.",
+                f"The predictions of {without_cohorts[0]} have no column 'cohort'. In those of {name}, the patient id "
+                f"'{several[0]}' occurs in several cohorts, so the patients cannot be matched.",
+                hint=f"Add a column 'cohort' to the predictions of {without_cohorts[0]}.",
             )
     return {name: [replace(each, cohort=None) for each in predictions] for name, predictions in by_model.items()}
 

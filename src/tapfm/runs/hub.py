@@ -67,8 +67,8 @@ def check_repository_name(repository: str) -> None:
         raise InputError(
             f"'{repository}' is not a valid repository name.",
             hint="Use owner/name, for example my-lab/uni-fgfr3, with at most 96 characters. Both parts may contain "
-            "letters, digits, '-', '_' and '.', but not '--' or '..'. They must start and end with a letter or digit, "
-            "and must not end with '.git'.",
+            "letters, digits, '-', '_' and '.', but not '--' or '..'. They must start and end with a letter or digit. "
+            "The name must not end with '.git'.",
         )
 
 

@@ -1,4 +1,4 @@
-"""Graceful stop on Ctrl-C and SIGTERM: the current step is finished and saved first."""
+"""Graceful stop on Ctrl-C and SIGTERM: the slide or training step in progress is finished and saved first."""
 
 from __future__ import annotations
 
@@ -41,6 +41,8 @@ class StopSignalHandler:
         now = time.monotonic()
         if self._received_signal is None:
             self._received_signal, self._received_at = number, now
-            self._print("Stopping: finishing and saving the current step. Press Ctrl-C again to stop immediately.")
+            self._print(
+                "Stopping after the slide or training step in progress is saved. Press Ctrl-C again to stop now."
+            )
         elif now - self._received_at > _DUPLICATE_SIGNAL_S:
             raise SystemExit(128 + self._received_signal)

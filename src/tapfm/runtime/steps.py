@@ -31,7 +31,8 @@ class Step:
     check_done: returns whether the step is done.
     needs: keys of the steps that must be done first.
     prepare: called right before the step runs.
-    config_problem: why the settings of the step are invalid. If not empty, the step fails without being run.
+    config_problem: error message if the settings of the command are invalid, otherwise empty. A step with an error
+        message counts as failed, and its command is not run.
     history_file, epochs: for a training run, the file with one line per finished epoch, and the number of epochs.
     shown_prefixes: a display may show the lines of the command's output that start with one of these.
     """

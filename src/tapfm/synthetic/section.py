@@ -104,7 +104,7 @@ def generate_section(spec: SectionSpec, *rng_key: int | str) -> TissueSection:
     # a lumen keeps a distance from the stroma, so that the epithelium around it has an even thickness
     depth_px = distance_inside(epithelium)
     thickness_px = 22 + 4 * smooth_noise(rng, shape_hw, 200) + 3.5 * rough_noise(rng, shape_hw, 40, 2)
-    lumen = _open_lumens(rng, depth_px > thickness_px, spec.lumen_probability)
+    lumen = _select_lumens(rng, depth_px > thickness_px, spec.lumen_probability)
     stroma = tissue & ~fat & ~epithelium
     lymphoid = _select_highest(
         rough_noise(rng, shape_hw, 230, 2), stroma & (edge_distance_px > 15), spec.lymphoid_fraction * area_px
@@ -144,8 +144,8 @@ def _select_highest(field: Float32Array, within: Mask, area_px: float) -> Mask:
     return np.asarray(within & (field >= threshold))
 
 
-def _open_lumens(rng: np.random.Generator, cavities: Mask, probability: float) -> Mask:
-    """Return a mask of the cavities that become lumens, each with this probability, unless very small or very large."""
+def _select_lumens(rng: np.random.Generator, cavities: Mask, probability: float) -> Mask:
+    """Return a mask of randomly selected cavities: the lumens. Very small and very large cavities are left out."""
     _, labels, statistics, _ = cv2.connectedComponentsWithStats(cavities.astype(np.uint8), connectivity=4)
     area = statistics[:, cv2.CC_STAT_AREA]
     opened = (area >= _MIN_LUMEN_UM2) & (area <= _MAX_LUMEN_UM2) & (rng.random(len(area)) < probability)
