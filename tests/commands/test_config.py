@@ -418,7 +418,7 @@ def test_each_method_needs_its_input_folder():
     tables = tomllib.loads(make_starter_config()) | {"tiles": {}}
     for method, problem in (
         ("tapfm", "tiles.folder: is not set; method tapfm needs the output folder of `tapfm tile`"),
-        ("fixed", "tiles.features: is not set; method fixed needs the output folder of `tapfm embed`"),
+        ("fixed", 'tiles.features: is not set; method = "fixed" needs the output folder of `tapfm embed`'),
     ):
         with pytest.raises(SettingError, match=re.escape(problem)):
             resolve_config(tables | {"adaptation": {"method": method}})

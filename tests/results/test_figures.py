@@ -88,7 +88,7 @@ def test_legend_does_not_shrink_the_axes(entries):
     figure = Figure("", [Panel("", Axis("x", 0, 1), Axis("y", 0, 1), [Line([0, 1], [0, 1], "series-5"), *lines])])
     drawn = np.argwhere((pixels(figure) == list(bytes.fromhex(COLOURS["series-5"][1:]))).all(axis=2))
     if entries:  # other lines cover the first one
-        drawn = np.argwhere((pixels(figure) == list(bytes.fromhex(COLOURS["model"][1:]))).all(axis=2))
+        drawn = np.argwhere((pixels(figure) == list(bytes.fromhex(COLOURS["primary"][1:]))).all(axis=2))
         drawn = drawn[drawn[:, 0] < 140 * 3.2]  # not the legend
     height_px, width_px = np.ptp(drawn, axis=0)
     assert height_px > 140 * 2.3

@@ -65,7 +65,7 @@ def find_problems(config: RunConfig) -> Iterator[str]:
             f"got {config.adaptation.lambda_:g}"
         )
     if method == "fixed" and config.tiles.features is None:
-        yield "tiles.features: is not set; method fixed needs the output folder of `tapfm embed`"
+        yield 'tiles.features: is not set; method = "fixed" needs the output folder of `tapfm embed`'
     if method != "fixed" and config.tiles.folder is None:
         yield f"tiles.folder: is not set; method {method} needs the output folder of `tapfm tile`"
     for setting, value, required in (

@@ -97,7 +97,8 @@ class AdaptationSection(SettingsModel):
         alias="lambda",
     )
     beta: NotNegative = setting(
-        "weight of the cosine loss, computed from the cosine of a tile's feature vector and its gradient; 0: not used"
+        "weight of the cosine loss, computed from the cosine similarity between a tile's feature vector and "
+        "the gradient of the loss at this vector; 0: not used"
     )
     cosine: Literal["paper", "descending"] = setting(
         "formula of the cosine loss: paper (1 - cos, as published) or descending (1 + cos)", default="paper"

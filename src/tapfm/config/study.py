@@ -79,7 +79,8 @@ class StudyConfig(SettingsModel):
     tapfm_aggregators: list[str] = setting("aggregators of method tapfm", default=["cls-attention"])
     seeds: list[Seed] = setting("random seeds, one run each", default=[0], min_length=1)
     folds: list[Annotated[int, Field(ge=0)]] = setting(
-        "folds to run: N for the column fold_N of the table; empty: use the column split", default=[]
+        "fold numbers to run, for example [0, 1] for the columns fold_0 and fold_1; empty: the column `split` is used",
+        default=[],
     )
     unit: Literal["slide", "patient"] = setting(
         "unit of the metrics: slide, or patient (mean probability of the patient's slides)", default="patient"
@@ -138,7 +139,7 @@ def resolve_study(tables: Mapping[str, Any], source: str = "The study") -> Study
     except ValidationError as error:
         problems = describe_invalid_values(error, list(_list_study_settings()))
     else:
-        config, problems = _normalise_encoders(config)
+        config, problems = _resolve_encoder_names(config)
         problems += _find_problems(config)
         if not problems:
             return config
@@ -158,7 +159,7 @@ def _list_study_settings() -> Iterator[SettingPath]:
             yield from ((name, key) for key in sections[name].model_fields)
 
 
-def _normalise_encoders(config: StudyConfig) -> tuple[StudyConfig, list[str]]:
+def _resolve_encoder_names(config: StudyConfig) -> tuple[StudyConfig, list[str]]:
     """Return the study with the canonical encoder names, and a problem for each unknown name."""
     problems: list[str] = []
     keys: dict[str, str] = {}

@@ -127,7 +127,7 @@ def _build_interval_panel(title: str, label: str, estimates: Mapping[str, Estima
             continue
         low, high = estimate.low, estimate.high
         excludes_reference = low is not None and high is not None and not low <= reference <= high
-        colour: Colour = "model" if excludes_reference else "grey"
+        colour: Colour = "primary" if excludes_reference else "grey"
         if low is not None and high is not None:
             marks.append(Line([low, high], [row, row], colour))
         marks.append(Points([estimate.value], [row], colour))

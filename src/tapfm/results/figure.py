@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 Dash = Literal["solid", "dashed", "dotted"]
-# "model" is for the model, positives and validation; "other" for negatives and training; "grey" for reference lines
-# and the baseline; "series-N" for methods or runs in the same panel.
-Colour = Literal["model", "other", "grey", "series-1", "series-2", "series-3", "series-4", "series-5", "series-6"]
+# "primary" is for the model, positives and validation; "secondary" for negatives and training; "grey" for reference
+# lines and the baseline; "series-N" for methods or runs in the same panel.
+Colour = Literal["primary", "secondary", "grey", "series-1", "series-2", "series-3", "series-4", "series-5", "series-6"]
 SERIES: tuple[Colour, ...] = ("series-1", "series-2", "series-3", "series-4", "series-5", "series-6")
 
 
@@ -31,7 +31,7 @@ class Line:
 
     x: Sequence[float]
     y: Sequence[float]
-    colour: Colour = "model"
+    colour: Colour = "primary"
     label: str = ""
     dash: Dash = "solid"
     steps: bool = False
@@ -47,7 +47,7 @@ class Band:
     x: Sequence[float]
     low: Sequence[float]
     high: Sequence[float]
-    colour: Colour = "model"
+    colour: Colour = "primary"
     label: str = ""
     kind: Literal["band"] = "band"
 
@@ -58,7 +58,7 @@ class Points:
 
     x: Sequence[float]
     y: Sequence[float]
-    colour: Colour = "model"
+    colour: Colour = "primary"
     label: str = ""
     sizes: Sequence[float] = ()  # area of each point relative to the largest, 0 to 1
     texts: Sequence[str] = ()
@@ -71,7 +71,7 @@ class Bars:
 
     edges: Sequence[float]
     heights: Sequence[float]
-    colour: Colour = "model"
+    colour: Colour = "primary"
     label: str = ""
     floors: Sequence[float] = ()
     kind: Literal["bars"] = "bars"

@@ -15,8 +15,8 @@ from tapfm.results.figure import Axis, Band, Bars, Colour, Dash, Figure, Line, M
 from tapfm.runtime.files import write_atomically
 
 _COLOURS: Mapping[Colour, str] = {
-    "model": "#c8553d",
-    "other": "#4a6fa5",
+    "primary": "#c8553d",
+    "secondary": "#4a6fa5",
     "grey": "#8a8a8a",
     "series-1": "#4a6fa6",
     "series-2": "#c8553e",

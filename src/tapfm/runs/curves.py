@@ -16,14 +16,16 @@ _AUC_AXIS = Axis("AUC", 0.0, 1.02)
 def build_training_figure(history: History, best_epoch: int | None, title: str) -> Figure:
     """Return the figure of losses and AUCs by epoch; `best_epoch` is the selected epoch, counted from 1."""
     targets = list(history[0].get("val_auc") or {}) if history else []
-    aucs = _curve(history, "train_macro_auc", "other", "training")
-    aucs += _curve(history, "val_macro_auc", "model", "validation" + (", mean of targets" if len(targets) > 1 else ""))
+    aucs = _curve(history, "train_macro_auc", "secondary", "training")
+    aucs += _curve(
+        history, "val_macro_auc", "primary", "validation" + (", mean of targets" if len(targets) > 1 else "")
+    )
     if len(targets) > 1:
-        aucs = [line for target in targets for line in _curve(history, "val_auc", "model", target=target)] + aucs
-    losses = _curve(history, "loss_agg", "other", "training") + _curve(history, "val_loss", "model", "validation")
+        aucs = [line for target in targets for line in _curve(history, "val_auc", "primary", target=target)] + aucs
+    losses = _curve(history, "loss_agg", "secondary", "training") + _curve(history, "val_loss", "primary", "validation")
     # runs with a fixed encoder have no encoder loss
     encoder_losses = (
-        _curve(history, "loss_pfm", "other", "training") if any(row.get("loss_pfm") for row in history) else []
+        _curve(history, "loss_pfm", "secondary", "training") if any(row.get("loss_pfm") for row in history) else []
     )
     selected: list[Mark] = [] if best_epoch is None else [ReferenceLine(best_epoch, f"selected epoch ({best_epoch})")]
     chance = ReferenceLine(0.5, dash="dotted", horizontal=True)

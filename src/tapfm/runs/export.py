@@ -73,7 +73,7 @@ def export_run(
         # a new export must not overwrite README.md of another project, nor push its files
         written_first = (WEIGHTS_FILE, CONFIG_FILE)  # an interrupted export may have left them
         check_no_other_files(out, allowed=written_first, hint="Choose a new folder with --out, such as exported.")
-    _check_not_base_weights(run_folder, out)
+    _check_out_is_not_base_weights(run_folder, out)
     if not force:
         _check_same_run(run_folder, out)
     with lock_folder(out, "tapfm export"):
@@ -110,7 +110,7 @@ def _check_same_run(run_folder: RunFolder, out: Path) -> None:
         )
 
 
-def _check_not_base_weights(run_folder: RunFolder, out: Path) -> None:
+def _check_out_is_not_base_weights(run_folder: RunFolder, out: Path) -> None:
     """Raise InputError if `out` contains the base weights of the run, which the run still needs."""
     base = run_folder.read_settings()["encoder"].get("weights")
     if base is not None and Path(base).resolve() in (out.resolve(), (out / WEIGHTS_FILE).resolve()):

@@ -147,7 +147,7 @@ class RunFolder:
             )
         learner.restore(tensors)
         progress = RunProgress.from_json(metadata["progress"])
-        self.promote_best(progress)
+        self._confirm_best(progress)
         return progress
 
     def read_moment_format(self) -> str:
@@ -180,7 +180,7 @@ class RunFolder:
             "progress": progress.as_json(),
         }
         save_checkpoint(self.last_checkpoint, learner.state(), metadata)
-        self.promote_best(progress)
+        self._confirm_best(progress)
         self.write_tables(progress)
 
     def write_tables(self, progress: RunProgress) -> None:
@@ -200,7 +200,7 @@ class RunFolder:
         }
         save_checkpoint(self.next_best_checkpoint, learner.weights(), metadata)
 
-    def promote_best(self, progress: RunProgress) -> None:
+    def _confirm_best(self, progress: RunProgress) -> None:
         """Replace the best checkpoint by the next best if the last checkpoint (`progress`) includes its epoch.
 
         Otherwise delete the next best: the run was stopped before the last checkpoint was saved. It repeats this epoch,

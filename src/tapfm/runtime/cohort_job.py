@@ -80,7 +80,7 @@ def run_slides(
 
 
 def catch_failures(function: Callable[[Job], Result]) -> Callable[[Job], Result | Failure]:
-    """Wrap a function so that it returns a Failure instead of raising. The result can be pickled."""
+    """Wrap a function so that it returns a Failure instead of raising. The wrapped function can be pickled."""
     return partial(_call_and_catch, function)
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 _MAX_SLIDES_SHOWN = 5
 
 
-def group_hints(hints: Iterable[tuple[str, str]]) -> list[str]:
+def group_hints(slide_hints: Iterable[tuple[str, str]]) -> list[str]:
     """Return one line per distinct hint, with the slides it applies to, from (slide_id, hint) pairs."""
     slides_by_hint: dict[str, list[str]] = {}
-    for slide_id, hint in hints:
+    for slide_id, hint in slide_hints:
         if hint:
             slides_by_hint.setdefault(hint, []).append(slide_id)
     lines = []

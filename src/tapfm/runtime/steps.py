@@ -144,7 +144,9 @@ class StepRunner:
         if step.config_problem:
             return StepResult("failed", step.config_problem)
         done = {key for key, result in self._results.items() if result.state == "done"}
-        return next((StepResult("not run", f"needs {key}") for key in step.needs if key not in done), None)
+        return next(
+            (StepResult("not run", f"needs {key}, which did not finish") for key in step.needs if key not in done), None
+        )
 
     def _run_step(self, step: Step) -> StepResult:
         start = time.monotonic()

@@ -13,7 +13,7 @@ from tapfm.study.comparison import BASELINE_TITLE, COHORT_TITLES
 from tapfm.study.results import COHORTS, StudyResults, average_by_epoch
 from tapfm.tasks.catalog import target_kinds
 
-_METHOD_COLOURS: dict[str, Colour] = {"fixed": "grey", "finetune": "other", "tapfm": "model"}
+_METHOD_COLOURS: dict[str, Colour] = {"fixed": "grey", "finetune": "secondary", "tapfm": "primary"}
 _DASHES: tuple[Dash, ...] = ("solid", "dashed", "dotted")
 _MAX_LABELLED_MODELS = 14  # with more models, only methods have their own colour and label
 _EPOCHS = Axis("epoch", integer=True)

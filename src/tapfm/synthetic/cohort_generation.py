@@ -161,9 +161,9 @@ def _limit_workers(jobs: Sequence[_GenerationJob], workers: int, console: Consol
 
 
 def _check_folder(folder: Path, key: str, *, force: bool) -> list[str]:
-    """Return the slides of an earlier cohort to replace, as relative paths.
+    """Return the relative paths of the slides to delete: those of a cohort that has other settings, if `force` is set.
 
-    Raise InputError if the folder contains other files, or if such a cohort exists and `force` is not set.
+    Raise InputError if the folder contains such a cohort and `force` is not set, or if it contains other files.
     """
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file.", hint="Use a new folder, or one that tapfm synth created.")

@@ -22,7 +22,7 @@ from tapfm.tiles.grid import Positions, TileSpec, mask_coverage, tile_grid
 
 # A tile contains the signal of a target if the focus of this target covers at least this fraction of the tile.
 SIGNAL_THRESHOLD = 0.1
-_FIRST_FOCUS = 16  # pixel value of the first focus in the truth image; lower values are compartments
+_FIRST_FOCUS_VALUE = 16  # pixel value of the first focus in the truth image; lower values are compartments
 _COLOURS: dict[str, tuple[int, int, int]] = {
     "glass": (255, 255, 255),
     "stroma": (244, 187, 204),
@@ -79,11 +79,13 @@ class SlideTruth:
 
 def encode_truth_image(truth: SlideTruth) -> bytes:
     """Encode compartments and foci as a PNG file with a colour palette."""
-    values = np.where(truth.focus > 0, truth.focus + np.uint8(_FIRST_FOCUS - 1), truth.compartments).astype(np.uint8)
+    values = np.where(truth.focus > 0, truth.focus + np.uint8(_FIRST_FOCUS_VALUE - 1), truth.compartments).astype(
+        np.uint8
+    )
     image = Image.fromarray(values, mode="P")
     palette = np.full((256, 3), 255, np.uint8)
     palette[: len(_COLOURS)] = list(_COLOURS.values())
-    palette[_FIRST_FOCUS : _FIRST_FOCUS + len(_FOCUS_COLOURS)] = _FOCUS_COLOURS
+    palette[_FIRST_FOCUS_VALUE : _FIRST_FOCUS_VALUE + len(_FOCUS_COLOURS)] = _FOCUS_COLOURS
     image.putpalette(palette.tobytes())
     file = io.BytesIO()
     image.save(file, "PNG")
@@ -98,7 +100,7 @@ def truth_metadata(truth: SlideTruth) -> dict[str, object]:
         "mpp": truth.mpp,
         "foci": list(truth.foci),
         "values": {name: index for index, name in enumerate(_COLOURS)}
-        | {name: _FIRST_FOCUS + index for index, name in enumerate(truth.foci)},
+        | {name: _FIRST_FOCUS_VALUE + index for index, name in enumerate(truth.foci)},
     }
 
 
@@ -121,7 +123,7 @@ def read_truth(folder: Path, slide_id: str) -> SlideTruth:
             f"The ground truth of slide {slide_id} in {folder} is damaged ({type(error).__name__}: {error}).",
             hint="Run the same tapfm synth command again; it regenerates damaged files.",
         ) from error
-    focus = np.where(values >= _FIRST_FOCUS, values - _FIRST_FOCUS + 1, 0).astype(np.uint8)
+    focus = np.where(values >= _FIRST_FOCUS_VALUE, values - _FIRST_FOCUS_VALUE + 1, 0).astype(np.uint8)
     compartments = np.where(focus > 0, np.uint8(Compartment.EPITHELIUM), values).astype(np.uint8)
     return SlideTruth(compartments, focus, foci, *sizes)
 

@@ -136,8 +136,8 @@ def _scores_panel(units: ScoredUnits, threshold: float | None, unit: str) -> Pan
     negative = np.histogram(units.probabilities[~units.positive], edges)[0]
     positive = np.histogram(units.probabilities[units.positive], edges)[0]
     marks: list[Mark] = [
-        Bars(_floats(edges), _floats(negative), "other", f"negative ({negative.sum():,})"),
-        Bars(_floats(edges), _floats(positive), "model", f"positive ({positive.sum():,})", _floats(negative)),
+        Bars(_floats(edges), _floats(negative), "secondary", f"negative ({negative.sum():,})"),
+        Bars(_floats(edges), _floats(positive), "primary", f"positive ({positive.sum():,})", _floats(negative)),
     ]
     if threshold is not None:
         marks.append(ReferenceLine(threshold, f"threshold {format_number(threshold)} (validation)"))
