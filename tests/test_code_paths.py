@@ -89,13 +89,13 @@ def trained(workspace):
 
 
 def run_without_workers(function, jobs, **_):
-    """Replacement of `run_slides` without modules of runtime/ on the call stack."""
+    """Replacement of `process_slides` without modules of runtime/ on the call stack."""
     return ((slide_id, function(job)) for slide_id, job in jobs.items())
 
 
 def test_predict_calls_the_listed_modules(trained, tmp_path, monkeypatch):
     recorder, modules = CallRecorder(monkeypatch), read_module_list("From a slide file to a prediction")
-    monkeypatch.setattr(cohort_tiling, "run_slides", run_without_workers)
+    monkeypatch.setattr(cohort_tiling, "process_slides", run_without_workers)
     for owner, name in (
         (TiffSlide, "_decode_segment"),
         (cohort_tiling, "tile_slide"),

@@ -14,7 +14,7 @@ from training_workspace import POSITIONS, edit_csv, read_history
 
 from tapfm.evaluation.predictions import read_predictions
 from tapfm.runs.ensemble import find_member_folders
-from tapfm.runtime.commands import failure_reason, run_child_command
+from tapfm.runtime.commands import read_failure_reason, run_child_command
 from tapfm.runtime.workers import available_cores
 from tapfm.study import runner as study_runner
 from tapfm.tiles.store import TileSet, write_tiles
@@ -335,11 +335,11 @@ def test_failure_reason_is_the_last_error_in_the_log(tmp_path):
     code = run_child_command(["train", str(tmp_path / "absent.toml"), "--out", str(tmp_path / "r")], log, lambda: None)
     assert code == 2
     assert log.read_text().startswith("$ tapfm train ")
-    assert failure_reason(code, log, 0).startswith(f"{tmp_path}/absent.toml ")
+    assert read_failure_reason(code, log, 0).startswith(f"{tmp_path}/absent.toml ")
     log.write_text("error: before\n$ tapfm train\nTraceback\nMemoryError: 3 GB\n")
     start_byte = len("error: before\n")
-    assert failure_reason(1, log, start_byte) == "its process ended with exit code 1: MemoryError: 3 GB"
-    assert "killed by SIGKILL" in failure_reason(-9, log, start_byte)
+    assert read_failure_reason(1, log, start_byte) == "the process ended with exit code 1: MemoryError: 3 GB"
+    assert "killed by SIGKILL" in read_failure_reason(-9, log, start_byte)
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_resume_with_different_tiles_is_rejected(workspace_copy):
         file["coords"][0] += 1
     result = run_train(workspace_copy, "--resume")
     assert result.returncode == 2
-    assert "case-03: its tiles have changed" in result.output
+    assert "case-03: its tiles or features have changed" in result.output
 
 
 def test_checkpoint_of_another_run_is_rejected(workspace_copy):

@@ -5,7 +5,7 @@ import pytest
 
 from tapfm.errors import InputError, SlideError
 from tapfm.runtime import cohort_job
-from tapfm.runtime.cohort_job import FAILURES_FILE, SUMMARY_FILE, Failure, SlideTable, catch_failures, run_slides
+from tapfm.runtime.cohort_job import FAILURES_FILE, SUMMARY_FILE, Failure, SlideTable, catch_failures, process_slides
 from tapfm.runtime.csv_files import read_csv
 from tapfm.runtime.workers import WorkerPool, serve_function
 
@@ -40,7 +40,7 @@ def make_table(folder, slide_ids="abc", **options):
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_failed_slide_does_not_affect_other_slides(workers):
     jobs = {"1": "a", "2": "bad", "3": "defect", "4": "d", "5": "locked"}
-    results = dict(run_slides(work, jobs, workers=workers))
+    results = dict(process_slides(work, jobs, workers=workers))
     assert (results["1"], results["4"]) == ("A", "D")
     assert (results["2"].reason, results["2"].hint) == ("is damaged", "Copy it.")
     assert "ZeroDivisionError: oh" in results["3"].reason
@@ -49,7 +49,7 @@ def test_failed_slide_does_not_affect_other_slides(workers):
 
 
 def test_crash_becomes_a_failure_with_a_hint():
-    results = dict(run_slides(work, {"1": "crash", "2": "b"}, workers=1, crash_hint=lambda job: f"no {job}"))
+    results = dict(process_slides(work, {"1": "crash", "2": "b"}, workers=1, crash_hint=lambda job: f"no {job}"))
     assert "code 9" in results["1"].reason
     assert results["1"].hint == "no crash"
     assert results["2"] == "B"
@@ -57,7 +57,7 @@ def test_crash_becomes_a_failure_with_a_hint():
 
 def test_run_slides_uses_workers_of_a_pool():
     pool = WorkerPool(1, serve_function, catch_failures(work))
-    assert dict(run_slides(work, {"1": "a", "2": "bad"}, workers=1, pool=pool))["1"] == "A"
+    assert dict(process_slides(work, {"1": "a", "2": "bad"}, workers=1, pool=pool))["1"] == "A"
 
 
 class Claims:
@@ -66,7 +66,7 @@ class Claims:
     def __init__(self, others):
         self.others, self.events = others, []
 
-    def take_each(self, slide_ids):
+    def claim_each(self, slide_ids):
         for slide_id in slide_ids:
             if slide_id not in self.others:
                 self.events.append(f"take {slide_id}")
@@ -78,7 +78,7 @@ class Claims:
 
 def test_claimed_slides_are_skipped_and_claims_are_released_after_the_result():
     claims = Claims({"2"})
-    for slide_id, _ in run_slides(work, {"1": "a", "2": "b", "3": "c"}, workers=0, claims=claims):
+    for slide_id, _ in process_slides(work, {"1": "a", "2": "b", "3": "c"}, workers=0, claims=claims):
         claims.events.append(f"handle {slide_id}")
     assert claims.events == ["take 1", "handle 1", "release 1", "take 3", "handle 3", "release 3"]
 

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from tapfm.runtime.claims import SlideClaims
 with SlideClaims(Path(sys.argv[1])) as claims:
-    print(*(int(claims.take(slide_id)) for slide_id in sys.argv[2:]), flush=True)
+    print(*(int(claims.claim(slide_id)) for slide_id in sys.argv[2:]), flush=True)
     if sys.stdin.readline() == "release\\n":
         claims.release(sys.argv[2])
         print("released", flush=True)
@@ -34,18 +34,18 @@ def test_slide_can_be_claimed_by_one_process_only(tmp_path):
     with SlideClaims(tmp_path) as claims:
         other, granted = start_other(tmp_path, "a", "b")
         assert granted == ["1", "1"]
-        assert list(claims.take_each(["a", "b", "c"])) == ["c"]
+        assert list(claims.claim_each(["a", "b", "c"])) == ["c"]
         other.stdin.write("release\n")
         other.stdin.flush()
         assert other.stdout.readline() == "released\n"
-        assert list(claims.take_each(["a", "b"])) == ["a"]
+        assert list(claims.claim_each(["a", "b"])) == ["a"]
         other.communicate()
-        assert claims.take("b")
+        assert claims.claim("b")
 
 
 def test_released_slide_can_be_claimed_by_another_process(tmp_path):
     with SlideClaims(tmp_path) as claims:
-        assert claims.take("a")
+        assert claims.claim("a")
         other, granted = start_other(tmp_path, "a")
         assert granted == ["0"]
         other.communicate()
@@ -61,22 +61,22 @@ def test_claims_of_a_killed_process_are_released(tmp_path):
     other.kill()
     other.communicate()
     with SlideClaims(tmp_path) as claims:
-        assert claims.take("a")
+        assert claims.claim("a")
 
 
 def test_many_claims_use_one_empty_file(tmp_path):
     with SlideClaims(tmp_path) as claims:
         before = len(list(Path("/proc/self/fd").iterdir()))
         ids = [f"slide {number} " + "x" * 300 for number in range(2000)]
-        assert list(claims.take_each(ids)) == ids
+        assert list(claims.claim_each(ids)) == ids
         claims.release("never claimed")
         assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert [(path.name, path.stat().st_size) for path in tmp_path.iterdir()] == [(FILE, 0)]
 
 
-def test_take_each_claims_slides_lazily(tmp_path):
+def test_claim_each_claims_slides_lazily(tmp_path):
     with SlideClaims(tmp_path) as claims:
-        ids = claims.take_each(["a", "b"])
+        ids = claims.claim_each(["a", "b"])
         assert next(ids) == "a"
         other, granted = start_other(tmp_path, "b")
         assert granted == ["1"]
@@ -91,5 +91,5 @@ def test_every_claim_succeeds_without_file_locks(tmp_path, monkeypatch, number):
 
     monkeypatch.setattr("fcntl.lockf", no_locks)
     with SlideClaims(tmp_path) as claims:
-        assert claims.take("a")
+        assert claims.claim("a")
         claims.release("a")

@@ -213,7 +213,7 @@ def test_step_that_succeeds_after_a_signal_is_done_and_the_last(tmp_path):
 
 
 def test_second_signal_stops_a_step_in_the_main_thread(tmp_path, monkeypatch):
-    monkeypatch.setattr("tapfm.runtime.interrupts._DUPLICATE_SIGNAL_S", -1)
+    monkeypatch.setattr("tapfm.runtime.interrupts._DUPLICATE_SIGNAL_WINDOW_S", -1)
 
     def during(step, check):  # noqa: ARG001
         signal.raise_signal(signal.SIGINT)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tapfm.runtime.seeding import make_rng
-from tapfm.synthetic.fields import enlarge_rows, make_noise, resize_field, smooth_noise
+from tapfm.synthetic.fields import enlarge_rows, make_noise, resize_field, sample_smooth_noise
 from tapfm.synthetic.nuclei import EPITHELIAL, LOOKALIKES, MORPHOLOGIES, Nuclei, interpolate_kinds, render_nuclei
 from tapfm.synthetic.nuclei import _locate_pixels as locate_pixels
 from tapfm.synthetic.section import MAP_MPP
@@ -28,13 +28,13 @@ def test_strips_of_noise_equal_the_whole_field():
 
 
 def test_smooth_noise_has_the_documented_standard_deviation():
-    field = smooth_noise(np.random.default_rng(0), (400, 400), 12.0)
+    field = sample_smooth_noise(np.random.default_rng(0), (400, 400), 12.0)
     assert abs(field.mean()) < 0.1
     assert 1.1 < field.std() < 1.4
 
 
 def test_enlarged_strips_equal_the_resized_field():
-    field = smooth_noise(np.random.default_rng(0), (40, 30), 9.0)
+    field = sample_smooth_noise(np.random.default_rng(0), (40, 30), 9.0)
     strips = [enlarge_rows(field, 2, top, top + 20, 60) for top in range(0, 80, 20)]
     np.testing.assert_allclose(np.vstack(strips), resize_field(field, (80, 60)), atol=0.06)
 

@@ -43,8 +43,8 @@ def test_read_truth_returns_what_was_written(tmp_path, truth):
     write_truth(tmp_path, truth)
     read = read_truth(tmp_path, "S001")
     np.testing.assert_array_equal(read.compartments, truth.compartments)
-    np.testing.assert_array_equal(read.focus, truth.focus)
-    assert (read.foci, read.width_px0, read.height_px0, read.mpp) == (truth.foci, 1792, 1792, 0.25)
+    np.testing.assert_array_equal(read.focus_map, truth.focus_map)
+    assert (read.focus_names, read.width_px0, read.height_px0, read.mpp) == (truth.focus_names, 1792, 1792, 0.25)
 
 
 def test_signal_coverage_is_the_fraction_covered_by_the_focus(truth):

@@ -35,7 +35,7 @@ from tapfm.runtime.devices import choose_device
 from tapfm.runtime.files import file_sha256
 from tapfm.runtime.interrupts import StopSignalHandler
 from tapfm.runtime.messages import format_command, format_count
-from tapfm.runtime.output_folder import check_no_other_files, lock_folder, remove_unfinished
+from tapfm.runtime.output_folder import check_no_other_files, lock_folder, remove_unfinished_files
 from tapfm.runtime.progress import SlideProgress
 
 
@@ -59,14 +59,14 @@ def run_training(
     """
     run_folder = RunFolder(folder)
     with lock_folder(folder, "tapfm train"), StopSignalHandler(console.print) as stop:
-        remove_unfinished(folder, folder / "checkpoints")
+        remove_unfinished_files(folder, folder / "checkpoints")
         _check_run_folder(run_folder, config, data, resume=resume)
         config = _keep_saved_moments(run_folder, config)
         device = choose_device(config.machine.device)
         learner, weights_sha256, plan = build_learner(config, data, device)
         learner.on_smaller_chunks = partial(_report_out_of_memory, console)
         if run_folder.has_run:
-            run_folder.check_same_weights(weights_sha256)
+            run_folder.check_same_encoder_weights(weights_sha256)
         progress = run_folder.load_progress(learner) or RunProgress()
         if not progress.finished and len(progress.failed) > config.machine.allow_failures:
             progress.clear_failures()  # without --allow-failures, failed slides are tried again
@@ -158,7 +158,7 @@ def _check_run_folder(run_folder: RunFolder, config: RunConfig, data: RunData, *
             f"{run_folder.folder} already contains {'a finished run' if finished else 'a run'}.",
             hint=f"{export_hint if finished else resume_hint}\nTo start a new run, pass a new --out.",
         )
-    run_folder.check_unchanged(config, data, _resume_command(run_folder.folder))
+    run_folder.check_settings_and_slides_unchanged(config, data, _resume_command(run_folder.folder))
 
 
 def _resume_command(folder: Path) -> str:
@@ -206,7 +206,7 @@ def _predict_held_out(
         progress.skipped |= final.skipped
         write_predictions(run_folder.folder / f"predictions-{split}.csv", final.predictions, data.targets)
         result[split] = compute_scores(final.predictions, data.targets, config.selection.unit)
-    run_folder.write_tables(progress)
+    run_folder.write_history_and_failures(progress)
     write_summary(run_folder, config, data, progress, result)
     return TrainingResult(
         run_folder.folder, int(best["epoch"]), result, dict(progress.failed), config.machine.allow_failures

@@ -33,7 +33,7 @@ from tapfm.cohort.splits import (
     read_splits,
 )
 from tapfm.errors import InputError, TapfmError
-from tapfm.runtime.cohort_job import run_slides
+from tapfm.runtime.cohort_job import process_slides
 from tapfm.runtime.csv_files import csv_text
 from tapfm.runtime.files import write_atomically
 from tapfm.runtime.progress import SlideProgress
@@ -155,7 +155,7 @@ def _read_resolutions(rows: Sequence[SlideRow], workers: int, console: Console) 
         jobs = {row.slide_id: row.path for row in unread}
         with SlideProgress(console, "opening", slides=len(jobs)) as progress:
             # in worker processes, because a damaged header can crash the library that reads it
-            for slide_id, result in run_slides(_read_resolution_from_file, jobs, workers=workers):
+            for slide_id, result in process_slides(_read_resolution_from_file, jobs, workers=workers):
                 if isinstance(result, str):
                     found[slide_id] = result
                 progress.finish_slide(slide_id)

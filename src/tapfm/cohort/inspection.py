@@ -12,7 +12,7 @@ from rich.console import Console
 
 from tapfm.cohort.cohort_table import SlideRow, list_folder_slides, read_cohort
 from tapfm.errors import SlideError, TapfmError
-from tapfm.runtime.cohort_job import Failure, run_slides
+from tapfm.runtime.cohort_job import Failure, process_slides
 from tapfm.runtime.csv_files import write_csv
 from tapfm.runtime.progress import SlideProgress
 from tapfm.slides.opening import open_slide
@@ -95,7 +95,9 @@ def inspect_slides(rows: Sequence[SlideRow], workers: int, console: Console) -> 
     jobs = {str(index): row for index, row in enumerate(rows)}  # by index, because slide ids may repeat
     found: dict[str, InspectedSlide] = {}
     with SlideProgress(console, "inspecting", slides=len(rows), transient=True) as progress:
-        for index, result in run_slides(_inspect_slide, jobs, workers=workers, crash_hint=lambda _: DAMAGED_FILE_HINT):
+        for index, result in process_slides(
+            _inspect_slide, jobs, workers=workers, crash_hint=lambda _: DAMAGED_FILE_HINT
+        ):
             if isinstance(result, Failure):
                 row = jobs[index]
                 result = InspectedSlide(row.slide_id, str(row.path), problem=result.reason, hint=result.hint)

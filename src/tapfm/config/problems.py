@@ -26,7 +26,8 @@ def describe_invalid_values(error: ValidationError, settings: Sequence[SettingPa
     problems: dict[str, list[str]] = {}  # by setting; a setting that accepts several types can have several messages
     values: dict[str, str] = {}
     for each in error.errors():
-        path = tuple(map(str, each["loc"][:2]))  # the rest is an index in a list, or one of several types
+        # section and key; pydantic may append a list index or the type that it tried
+        path = tuple(map(str, each["loc"][:2]))
         name, message = ".".join(path), f"{each['msg'][0].lower()}{each['msg'][1:]}"
         if each["type"] == "extra_forbidden":
             message = f"unknown setting{suggest_setting(path, settings)}"

@@ -39,7 +39,10 @@ class CohortSection(SettingsModel):
         examples=["slides"],
     )
     fold: int | None = setting(
-        "N: use the column fold_N of the table instead of the column split", default=None, ge=0, examples=[0]
+        "number N of a cross-validation fold: use the column fold_N of the table instead of the column `split`",
+        default=None,
+        ge=0,
+        examples=[0],
     )
 
 
@@ -48,7 +51,7 @@ class TilesSection(SettingsModel):
 
     folder: Path | None = setting("output folder of `tapfm tile`, TRIDENT or CLAM", default=None, examples=["tiles"])
     features: Path | None = setting(
-        "output folder of `tapfm embed`, for method fixed", default=None, examples=["features"]
+        'output folder of `tapfm embed`; only for method = "fixed"', default=None, examples=["features"]
     )
 
 
@@ -86,19 +89,19 @@ class AdaptationSection(SettingsModel):
     """The training method: losses, trained part of the encoder, tiles per slide and memory."""
 
     method: Method = setting(
-        "tapfm, finetune (no attention loss; any aggregator), or fixed (frozen encoder, stored features)",
+        "tapfm (the paper's), finetune (no attention loss; any aggregator) or fixed (frozen encoder, stored features)",
         default="tapfm",
     )
     scope: str = setting(
         'trainable part of the encoder: "full", "last:4" (last 4 blocks) or "lora:16" (LoRA of rank 16)', default="full"
     )
     lambda_: NotNegative = setting(
-        "weight of the attention loss, which trains the encoder's CLS attention; only method tapfm has it",
+        'weight of the attention loss, which trains the encoder\'s CLS attention; only for method = "tapfm"',
         alias="lambda",
     )
     beta: NotNegative = setting(
-        "weight of the cosine loss, computed from the cosine similarity between a tile's feature vector and "
-        "the gradient of the loss at this vector; 0: not used"
+        "weight of the cosine loss: the cosine similarity between a tile's feature vector and the gradient of the "
+        "aggregator's loss at this vector; 0: not used"
     )
     cosine: Literal["paper", "descending"] = setting(
         "formula of the cosine loss: paper (1 - cos, as published) or descending (1 + cos)", default="paper"
@@ -107,8 +110,8 @@ class AdaptationSection(SettingsModel):
         "temperature of the softmax over tiles that turns CLS attention into tile weights; larger: more uniform"
     )
     bag_gradient: Literal["before", "after", "joint"] = setting(
-        "when the encoder's gradient is computed: before or after the aggregator's update; joint: the encoder is "
-        "updated first (the paper argues against it)",
+        "the encoder's gradient is computed before or after the aggregator's update; joint: "
+        "the encoder is updated before the aggregator (the paper argues against it)",
         default="before",
     )
     tiles_per_slide: Count | Literal["all"] = setting(
@@ -152,7 +155,8 @@ class OptimiserSection(SettingsModel):
     clip_norm: NotNegative = setting("maximum gradient norm of each optimiser; 0: no clipping", default=0.0)
     slides_per_step: Count = setting("slides per optimiser step (gradient accumulation)", default=1)
     moments: Literal["auto", "float32", "bfloat16", "int8"] = setting(
-        "dtype of the AdamW moments of the encoder; auto: float32 if it fits in GPU memory", default="auto"
+        "dtype of the AdamW moments of the encoder; auto: float32 if they fit in GPU memory, else a smaller one",
+        default="auto",
     )
 
 
@@ -187,7 +191,7 @@ class SelectionSection(SettingsModel):
     )
     patience: int = setting("stop after this many epochs without a better validation AUC; 0: never", default=0, ge=0)
     unit: Literal["slide", "patient"] = setting(
-        "unit of the AUC of all splits: slide, or patient (mean probability of the patient's slides)", default="slide"
+        "unit of the AUC in all splits: slide, or patient (mean probability of the patient's slides)", default="slide"
     )
 
 

@@ -78,7 +78,7 @@ def _format_commented(tables: Mapping[str, Any]) -> str:
     config = resolve_config(tables)
     lines = [
         "# Settings of a tapfm run. To start it: tapfm train run.toml --out runs/first",
-        "# Lines that start with # show the default of the recipe, or an example. To change a setting, remove the #.",
+        "# Lines that start with # show the default of the recipe, or an example. To change it, edit and remove the #.",
         "# Paths are relative to this file.",
         "",
     ]

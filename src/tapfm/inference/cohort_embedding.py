@@ -24,7 +24,7 @@ from tapfm.inference.embedding_jobs import (
 from tapfm.inference.predictor import EncodedSlide, InferenceModel, Predictor
 from tapfm.runtime.claims import SlideClaims
 from tapfm.runtime.cohort_job import Failure, SlideTable
-from tapfm.runtime.output_folder import lock_folder, remove_unfinished
+from tapfm.runtime.output_folder import lock_folder, remove_unfinished_files
 from tapfm.runtime.progress import SlideProgress, print_failure
 
 
@@ -46,7 +46,7 @@ def embed_cohort(
     """
     check_no_overwriting(folder, rows)
     with lock_folder(folder, "tapfm embed"), SlideClaims(folder) as claims:
-        remove_unfinished(folder)
+        remove_unfinished_files(folder)
         jobs = {row.slide_id: make_job(row, tiles_folder, folder, settings, tile_command) for row in rows}
         table = SlideTable(folder, list(jobs), EmbeddingRecord, ("not embedded", "no features with these settings"))
         todo = table.select_remaining_jobs(jobs, only=only, force=force, load_finished=find_finished)
@@ -114,7 +114,7 @@ def _embed_slides(
             progress.finish_slide(slide_id, tiles=len(job.tiles), failure=failure)
 
         predictor.run(
-            claims.take_each(jobs),
+            claims.claim_each(jobs),
             bags,
             lambda slide_id, slide: _write_slide_features(jobs[slide_id], slide, settings),
             on_slide=after_slide,

@@ -37,7 +37,7 @@ from tapfm.runtime.devices import choose_device
 from tapfm.runtime.files import write_atomically
 from tapfm.runtime.interrupts import StopSignalHandler
 from tapfm.runtime.messages import format_count
-from tapfm.runtime.output_folder import check_no_other_files, lock_folder, remove_unfinished
+from tapfm.runtime.output_folder import check_no_other_files, lock_folder, remove_unfinished_files
 from tapfm.runtime.progress import SlideProgress
 from tapfm.runtime.workers import WorkerPool, serve_function
 from tapfm.slides.opening import PER_SLIDE, open_slide
@@ -193,7 +193,7 @@ class _PredictionJob:
                 start = time.monotonic()
 
             try:
-                ids = self.claims.take_each(todo)
+                ids = self.claims.claim_each(todo)
                 predictor.run(ids, bags, finish, on_slide=after_slide, stop_signal=stop.signal_number)
             except OSError as error:
                 raise InputError(
@@ -242,7 +242,7 @@ def _prepare_folder(folder: PredictionFolder, metadata: dict[str, Any], *, resum
             )
     elif not folder.exists:
         check_no_other_files(path, hint="Pass a new folder to --out, such as predicted.")
-    remove_unfinished(path)
+    remove_unfinished_files(path)
     write_atomically(path / PREDICTION_JSON, (json.dumps(metadata, indent=2) + "\n").encode())
 
 

@@ -12,9 +12,9 @@ from rich.console import Console
 from tapfm.prediction.folder import PredictedSlide, PredictionFolder
 from tapfm.prediction.layers import DRAWING_VERSION
 from tapfm.runtime.claims import SlideClaims
-from tapfm.runtime.cohort_job import Failure, run_slides
+from tapfm.runtime.cohort_job import Failure, process_slides
 from tapfm.runtime.files import fingerprint, write_atomically
-from tapfm.runtime.output_folder import remove_unfinished
+from tapfm.runtime.output_folder import remove_unfinished_files
 from tapfm.runtime.progress import SlideProgress
 
 _DRAWN_JSON = ".drawn.json"  # in a slide's folder: fingerprint of the inputs, and output files by kind
@@ -63,7 +63,7 @@ def draw_slides(
     if not jobs:
         return failed
     with SlideProgress(console, "drawing", slides=len(jobs)) as progress:
-        for slide_id, result in run_slides(_run_drawing_job, jobs, workers=workers, claims=claims):
+        for slide_id, result in process_slides(_run_drawing_job, jobs, workers=workers, claims=claims):
             if isinstance(result, Failure):
                 failed[slide_id] = replace(result, stage="draw")
             progress.finish_slide(slide_id, failure=result.reason if isinstance(result, Failure) else "")
@@ -93,7 +93,7 @@ def _run_drawing_job(job: _DrawingJob) -> None:
     """Write the outputs of one slide. Runs in a worker."""
     from tapfm.prediction.slide_outputs import write_slide_outputs
 
-    remove_unfinished(job.folder)
+    remove_unfinished_files(job.folder)
     slide = PredictedSlide.read(job.folder)
     files = dict(job.existing)
     for name in job.missing:

@@ -14,7 +14,7 @@ from tapfm.errors import WeightsError
 
 
 def load_trainable_encoder(config: RunConfig, device: torch.device) -> tuple[VitEncoder, Provenance]:
-    """Load the encoder and make the parameters in the adaptation scope trainable; also return the weights' origin."""
+    """Return the encoder, trainable in the adaptation scope and frozen elsewhere, and the origin of its weights."""
     try:
         loaded = load_encoder(config.encoder.name, weights=config.encoder.weights)
     except WeightsError as error:

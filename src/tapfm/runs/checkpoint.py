@@ -1,7 +1,7 @@
 """Checkpoints: safetensors files with metadata as JSON in the header; loading never runs code.
 
 A checkpoint is written tensor by tensor, so that a checkpoint of 14 GB needs no second copy in memory. It is written
-to a temporary file that replaces the old one at the end, so there is always a complete checkpoint.
+to a temporary file that replaces the old checkpoint at the end, so an interruption leaves the old one intact.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tapfm.errors import CheckpointError, DiskFullError
 from tapfm.runtime.files import open_atomically
 
 METADATA_KEY = "tapfm"  # key of the metadata in the header
-_DTYPES = {  # names in safetensors files
+_DTYPE_NAMES = {  # in safetensors files
     torch.float64: "F64",
     torch.float32: "F32",
     torch.bfloat16: "BF16",
@@ -31,7 +31,7 @@ _DTYPES = {  # names in safetensors files
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_SPARE_BYTES = 64 * 2**20  # space for the tables and logs of the run
+_SPARE_BYTES = 64 * 2**20  # kept free for smaller files, such as logs
 
 
 def total_bytes(tensors: Mapping[str, Tensor]) -> int:
@@ -62,7 +62,7 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping
     offset = 0
     for name, tensor in tensors.items():
         header[name] = {
-            "dtype": _DTYPES[tensor.dtype],
+            "dtype": _DTYPE_NAMES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [offset, offset + tensor.nbytes],
         }
@@ -94,7 +94,7 @@ def _parse_metadata(file: Any) -> dict[str, Any]:
 @contextmanager
 def _open_checkpoint(path: Path) -> Iterator[Any]:
     """Open a checkpoint. Raises CheckpointError for any problem with the file."""
-    hint = "Copy the run folder again, or start a new run."
+    hint = "Copy the folder of the run or export again, or start a new run."
     if not path.exists():
         raise CheckpointError(f"The checkpoint {path} does not exist.", hint=hint)
     try:

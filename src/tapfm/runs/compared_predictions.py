@@ -37,25 +37,27 @@ def read_compared_predictions(sources: Sequence[str], split: str) -> ComparedPre
     names = [name for name, _ in named_files]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise InputError(
-            f"Several models have the name {', '.join(repeated)}.",
+            f"Several models have the same name: {', '.join(repeated)}.",
             hint=f"Give them different names: {repeated[0]}-1=PATH {repeated[0]}-2=PATH",
         )
     by_model = _drop_cohorts_if_missing({name: read_predictions(path) for name, path in named_files})
     targets = target_kinds(_find_common_targets(by_model))
-    return ComparedPredictions(dict(named_files), by_model, targets, _warn_if_not_held_out(named_files, by_model))
+    return ComparedPredictions(
+        dict(named_files), by_model, targets, _collect_not_held_out_warnings(named_files, by_model)
+    )
 
 
 def _parse_source(source: str, split: str) -> tuple[str, Path]:
-    """Return the name of the model in [NAME=]PATH, and its prediction table; the default name is that of PATH."""
+    """Return the name and the prediction table of a model given as [NAME=]PATH; NAME defaults to the file name."""
     name, equals, text = source.partition("=")
     if not equals or Path(source).exists():
         name, text = "", source
     path = Path(text)
-    return name or path.resolve().name.removesuffix(".csv"), _find_predictions(path, split)
+    return name or path.resolve().name.removesuffix(".csv"), _find_prediction_table(path, split)
 
 
-def _find_predictions(path: Path, split: str) -> Path:
-    """Return the path of the prediction table in a folder, or the file itself."""
+def _find_prediction_table(path: Path, split: str) -> Path:
+    """Return `path` if it is a file, else the path of the prediction table in the folder `path`."""
     if path.is_file():
         return path
     if not path.exists():
@@ -67,7 +69,7 @@ def _find_predictions(path: Path, split: str) -> Path:
         return path / "predictions.csv"
     name = parse_split(split)
     if name not in (VALIDATION, TEST):
-        raise InputError(f"Runs have no predictions for the split {name}.", hint="Use --split test or --split val.")
+        raise InputError(f"Runs have no predictions for the split '{name}'.", hint="Use --split test or --split val.")
     found = path / f"predictions-{name}.csv"
     if not found.is_file():
         raise InputError(
@@ -78,7 +80,10 @@ def _find_predictions(path: Path, split: str) -> Path:
 
 
 def _drop_cohorts_if_missing(by_model: dict[str, list[Prediction]]) -> dict[str, list[Prediction]]:
-    """Remove the cohort of all predictions if one table has none, so that patients match by patient_id only."""
+    """Remove the cohort from all predictions if some tables have none, so that patients match by patient_id only.
+
+    Raises InputError if a patient id occurs in several cohorts of one table.
+    """
     without_cohorts = [name for name, predictions in by_model.items() if not any(each.cohort for each in predictions)]
     if len(without_cohorts) in (0, len(by_model)):
         return by_model
@@ -93,12 +98,14 @@ def _drop_cohorts_if_missing(by_model: dict[str, list[Prediction]]) -> dict[str,
     return {name: [replace(each, cohort=None) for each in predictions] for name, predictions in by_model.items()}
 
 
-def _warn_if_not_held_out(named_files: Sequence[tuple[str, Path]], by_model: dict[str, list[Prediction]]) -> list[str]:
+def _collect_not_held_out_warnings(
+    named_files: Sequence[tuple[str, Path]], by_model: dict[str, list[Prediction]]
+) -> list[str]:
     """Return a warning for each model that was trained or validated on some of the compared patients."""
     common = set.intersection(*({patient_key(each) for each in predictions} for predictions in by_model.values()))
     warnings = []
     for name, path in named_files:
-        if _is_training_cohort(path):
+        if _is_for_training_cohort(path):
             seen = {patient_key(each) for each in by_model[name] if each.split in (TRAIN, VALIDATION)} & common
             if seen:
                 patients = format_count(len(seen), "patient")
@@ -106,8 +113,8 @@ def _warn_if_not_held_out(named_files: Sequence[tuple[str, Path]], by_model: dic
     return warnings
 
 
-def _is_training_cohort(predictions: Path) -> bool:
-    """Return whether a prediction table is for the cohort of the run, which contains the training slides."""
+def _is_for_training_cohort(predictions: Path) -> bool:
+    """Return whether a prediction table is for the cohort that the model was trained on."""
     if is_run(predictions.parent):
         return True
     try:

@@ -56,7 +56,7 @@ class RunSlide:
     def slide_files_digest(self) -> str | None:
         """Digest that changes with size or modification time of the slide files; None if the files are missing.
 
-        It does not depend on the names of the files, so that they can be moved.
+        The digest does not depend on file names, so it stays the same if the files are moved or renamed.
         """
         try:
             files = [file_identity(file)[1:] for file in list_slide_files(self.row.path)]
@@ -134,13 +134,13 @@ def read_run_data(config: RunConfig) -> RunData:
         else:
             slides.append(RunSlide(row, splits[row.slide_id], labels_by_slide[row.slide_id], tiles, features))
     data = RunData(tuple(slides), targets, tuple(sorted(unlabelled)), failed)
-    _check_missing_inputs(config, data)
-    _check_both_classes(config, data, column)
+    _check_failures_allowed(config, data)
+    _check_training_has_both_classes(config, data, column)
     return data
 
 
 def _read_run_cohort(config: RunConfig) -> Cohort:
-    """Read the cohort table. Hints of errors name settings of RUN.toml instead of command-line options."""
+    """Read the cohort table of a run. Error hints name settings (--set cohort.slides) instead of other options."""
     try:
         return read_cohort(config.cohort.table, config.cohort.slides, must_exist=config.adaptation.method != "fixed")
     except CohortError as error:
@@ -161,8 +161,8 @@ def _find_features(config: RunConfig, row: SlideRow) -> tuple[None, StoredFeatur
     return None, StoredFeatures(path, read_feature_metadata(path))
 
 
-def _check_missing_inputs(config: RunConfig, data: RunData) -> None:
-    """Raise CohortError if more slides than allowed have no tiles or features."""
+def _check_failures_allowed(config: RunConfig, data: RunData) -> None:
+    """Raise CohortError if more slides than `machine.allow_failures`, or all slides, have no tiles or features."""
     if len(data.failed) <= config.machine.allow_failures and data.slides:
         return
     fixed = config.adaptation.method == "fixed"
@@ -171,7 +171,7 @@ def _check_missing_inputs(config: RunConfig, data: RunData) -> None:
     listed = [f"{slide_id}: {reason}" for slide_id, reason in list(data.failed.items())[:_MAX_LISTED]]
     if len(data.failed) > _MAX_LISTED:
         listed.append(f"... and {len(data.failed) - _MAX_LISTED:,} more")
-    hint = f"Create them: {_preparation_command(config)}\n"
+    hint = f"Create the {what}: {_preparation_command(config)}\n"
     if data.slides:
         hint += f"Or continue without these slides: --allow-failures {len(data.failed)}"
     else:
@@ -191,14 +191,14 @@ def _preparation_command(config: RunConfig) -> str:
     return format_command("tile", table, "--out", config.tiles.folder or "tiles")
 
 
-def _check_both_classes(config: RunConfig, data: RunData, column: str) -> None:
+def _check_training_has_both_classes(config: RunConfig, data: RunData, column: str) -> None:
     """Raise LabelError if, without the failed slides, a target has only one class in the training split."""
     for target, labels in data.training_labels().items():
         if data.targets[target].missing_class(labels):
             raise LabelError(
                 f"Without the slides that have no tiles or features, the training split (column {column}) does not "
                 f"have both classes of {target}.",
-                hint=f"Create them: {_preparation_command(config)}",
+                hint=f"Create the missing tiles or features: {_preparation_command(config)}",
             )
 
 
@@ -210,8 +210,8 @@ def list_labelled_slides(slides: Sequence[RunSlide]) -> list[LabelledSlide]:
     ]
 
 
-def describe_changes(split_rows: Sequence[Mapping[str, str]], data: RunData) -> list[str]:
-    """Return how the current data differs from the rows of a split.csv, one line per difference."""
+def describe_changed_slides(split_rows: Sequence[Mapping[str, str]], data: RunData) -> list[str]:
+    """Return how the slides in `data` differ from the rows of a split.csv, one line per difference."""
     old = {row["slide_id"]: row for row in split_rows}
     new = {row[0]: dict(zip(data.split_csv_columns, row, strict=True)) for row in data.split_csv_rows()}
     lines = []
@@ -223,7 +223,11 @@ def describe_changes(split_rows: Sequence[Mapping[str, str]], data: RunData) -> 
         for name in dict.fromkeys([*old[slide_id], *new[slide_id]]):
             was, is_now = old[slide_id].get(name), new[slide_id].get(name)
             if was != is_now:
-                change = "its tiles have changed" if name == "digest" else f"{name} was '{was}', is now '{is_now}'"
+                change = (
+                    "its tiles or features have changed"
+                    if name == "digest"
+                    else f"{name} was '{was}', is now '{is_now}'"
+                )
                 lines.append(f"{slide_id}: {change}")
     return lines
 

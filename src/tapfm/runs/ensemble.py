@@ -61,7 +61,7 @@ def _read_ensemble(folder: Path) -> _Ensemble:
     if missing := [str(member) for member in members if not is_run(member) and not is_export(member)]:
         raise RunError(
             f"{path} lists folders that are neither runs nor exports:\n  " + "\n  ".join(missing),
-            hint="Paths are relative to the folder of ensemble.json. Move the members together with it.",
+            hint="Paths are relative to the folder of ensemble.json. Move the members together with ensemble.json.",
         )
     return _Ensemble(members, kind)
 
@@ -69,7 +69,7 @@ def _read_ensemble(folder: Path) -> _Ensemble:
 def find_member_folders(path: Path) -> tuple[tuple[Path, ...], EnsembleKind | None]:
     """Return the folders of the members of an ensemble, and its kind.
 
-    For a run or an export: its folder as the only member, and None.
+    For a run or an export, return its own folder as the only member, and None as the kind.
     """
     if (path / _ENSEMBLE_FILE).is_file():
         ensemble = _read_ensemble(path)
@@ -99,7 +99,7 @@ def load_member(folder: Path, device: torch.device | None = None) -> SavedModel:
     return (load_export if is_export(folder) else load_run)(folder, device)
 
 
-def check_same_targets(path: Path, members: Sequence[Path], targets: Sequence[tuple[str, ...]]) -> None:
+def check_members_have_same_targets(path: Path, members: Sequence[Path], targets: Sequence[tuple[str, ...]]) -> None:
     """Raise RunError if the members of an ensemble do not predict the same targets."""
     if len(set(targets)) > 1:
         lines = [f"{member}: {', '.join(names)}" for member, names in zip(members, targets, strict=True)]

@@ -21,14 +21,14 @@ _MAX_LISTED = 10  # slides, or patients, named in a message
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """Options of an evaluation. A path that is None is taken from the configuration of the run."""
+    """Options of an evaluation. Without `cohort_table`, other paths default to the configuration of the run."""
 
     cohort_table: Path | None = None
     slides_folder: Path | None = None
     tiles_folder: Path | None = None
     features_folder: Path | None = None
     split: str | None = None  # None: the test split of the cohort of the run, or every slide of another cohort
-    allow_overlap: bool = False  # whether patients of another cohort may be in training or validation
+    allow_overlap: bool = False  # whether evaluated patients may also be in training or validation
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def read_evaluation_slides(model_folder: ModelFolder, request: EvaluationRequest
     if split not in (None, ALL):
         split = parse_split(split)
     is_training_cohort = request.cohort_table is None
-    cohort_table, slides_folder, tiles_folder, features_folder = _find_sources(model_folder, request)
+    cohort_table, slides_folder, tiles_folder, features_folder = _find_input_paths(model_folder, request)
     cohort = read_cohort(cohort_table, slides_folder, must_exist=False)  # a missing slide file fails only that slide
     missing_targets: tuple[str, ...] = ()
     if not is_training_cohort:
@@ -89,12 +89,12 @@ def read_evaluation_slides(model_folder: ModelFolder, request: EvaluationRequest
             failed[row.slide_id] = error.message
         else:
             chosen.append(slide)
-    _check_not_empty(cohort, chosen, failed, tiles_folder, features_folder, split)
+    _check_any_slide_chosen(cohort, chosen, failed, tiles_folder, features_folder, split)
     if features_folder is None:
-        _check_slide_files(cohort, [slide.row for slide in chosen])
+        _check_any_slide_file_exists(cohort, [slide.row for slide in chosen])
     if is_training_cohort:
         _check_cohort_unchanged(model_folder, chosen)
-    notes = _check_overlap(
+    notes = _check_patient_overlap(
         model_folder, chosen, is_training_cohort=is_training_cohort, allow_overlap=request.allow_overlap
     )
     if is_training_cohort and (split or TEST) != TEST:
@@ -120,12 +120,12 @@ def _not_held_out_warning(split: str) -> str:
     return f"NOT HELD OUT: the model was {use}, so these metrics are optimistic."
 
 
-def _find_sources(
+def _find_input_paths(
     model_folder: ModelFolder, request: EvaluationRequest
 ) -> tuple[Path, Path | None, Path | None, Path | None]:
     """Return the cohort table and the folders of slides, tiles and features: those requested, or those of the run.
 
-    Raises InputError if features are requested and the model cannot use them.
+    Raises InputError if the requested inputs do not suit the model, RunError if the cohort of the run cannot be used.
     """
     config = model_folder.config
     if request.features_folder is not None and model_folder.adapted:
@@ -153,7 +153,7 @@ def _find_sources(
         )
     if config is None:
         raise RunError(
-            f"{model_folder.path} is an {model_folder.kind}, which does not contain its cohort.",
+            f"{model_folder.path} is an {model_folder.kind}, which does not contain the cohort it was trained on.",
             hint="Add the cohort to evaluate on: --cohort COHORT.csv --tiles DIR",
         )
     use_features_of_run = not model_folder.adapted and request.tiles_folder is None
@@ -179,7 +179,8 @@ def _select_external_splits(cohort: Cohort, split: str | None) -> dict[str, str]
         return {row.slide_id: row.split or "" for row in cohort.rows}
     if not any(row.split for row in cohort.rows):
         raise CohortError(
-            f"{cohort.table_path} has no column 'split', or it is empty.", hint="Omit --split to evaluate every slide."
+            f"{cohort.table_path} has no column 'split', or this column is empty.",
+            hint="Omit --split to evaluate every slide.",
         )
     return {row.slide_id: split for row in cohort.rows if row.split and parse_split(row.split) == split}
 
@@ -197,7 +198,7 @@ def _find_inputs(
     return None, StoredFeatures(path, read_feature_metadata(path))
 
 
-def _check_not_empty(
+def _check_any_slide_chosen(
     cohort: Cohort,
     chosen: Sequence[RunSlide],
     failed: Mapping[str, str],
@@ -216,9 +217,9 @@ def _check_not_empty(
         tile_command = format_command("tile", source, "--out", folder or "tiles")
         raise CohortError(
             f"{folder} has no {what} for any of the {format_count(len(failed), 'slide')} of {source}.",
-            hint=f"{option}\nOr use tiles, which are then encoded: --tiles DIR"
+            hint=f"{option}\nOr compute the features from tiles: --tiles DIR"
             if uses_features
-            else f"{option}\nOr create them: {tile_command}",
+            else f"{option}\nOr create tiles: {tile_command}",
         )
     of_split, hint = "", "Write 1, 0, or nothing (unknown) in the columns of the targets."
     if split:
@@ -226,7 +227,7 @@ def _check_not_empty(
     raise CohortError(f"{source} has no labelled slide{of_split}.", hint=hint)
 
 
-def _check_slide_files(cohort: Cohort, rows: Sequence[SlideRow]) -> None:
+def _check_any_slide_file_exists(cohort: Cohort, rows: Sequence[SlideRow]) -> None:
     """Raise CohortError if no slide file of the cohort exists."""
     if not any(row.path.exists() for row in rows):
         raise CohortError(
@@ -236,7 +237,7 @@ def _check_slide_files(cohort: Cohort, rows: Sequence[SlideRow]) -> None:
 
 
 def _check_cohort_unchanged(model_folder: ModelFolder, slides: Sequence[RunSlide]) -> None:
-    """Raise RunError if the split, labels or tiles of a slide have changed since the run."""
+    """Raise RunError if the split, labels, tiles or features of a slide have changed since the run."""
     lines = []
     for member in model_folder.members:
         row_by_slide = {row["slide_id"]: row for row in member.read_slide_rows()}
@@ -269,18 +270,18 @@ def _describe_slide_changes(slide: RunSlide, row: Mapping[str, str], member: Mod
     return changes
 
 
-def _check_overlap(
+def _check_patient_overlap(
     model_folder: ModelFolder, slides: Sequence[RunSlide], *, is_training_cohort: bool, allow_overlap: bool
 ) -> list[str]:
     """Return notes for the report about patients that were used for training or validation.
 
-    Raises CohortError if there are such patients, unless `allow_overlap`. In the cohort of the run, only the test
-    split is checked.
+    Raises CohortError if evaluated patients were used, unless `allow_overlap`. In the cohort of the run, only the
+    test split is checked.
     """
     seen = model_folder.find_seen_patients()
     has_export = any(member.config is None for member in model_folder.members)
     notes = [
-        "tapfm cannot check whether these patients were used for training: an export does not contain patient ids."
+        "tapfm cannot check whether the evaluated patients were used for training: an export contains no patient ids."
     ] * has_export
     shared = {
         slide.row.patient_id: seen[slide.row.patient_id]
@@ -294,7 +295,8 @@ def _check_overlap(
         raise CohortError(
             f"{format_count(len(shared), 'patient')} of this cohort were used for training or validation of "
             f"{model_folder.path}: {format_names(named, _MAX_LISTED)}.",
-            hint="Metrics on them would be optimistic. If they are different people with the same ids: --allow-overlap",
+            hint="Metrics on these patients would be optimistic. If they are different people with the same ids, pass "
+            "--allow-overlap.",
         )
     return [*notes, f"OVERLAP allowed: {format_count(len(shared), 'patient')} were also in training or validation."]
 

@@ -39,12 +39,12 @@ from tapfm.runs.saved_model import (
 )
 from tapfm.runs.thresholds import choose_export_thresholds
 from tapfm.runtime.files import write_atomically
-from tapfm.runtime.output_folder import check_no_other_files, lock_folder, remove_unfinished
+from tapfm.runtime.output_folder import check_no_other_files, lock_folder, remove_unfinished_files
 from tapfm.runtime.seeding import make_rng
 from tapfm.tasks.catalog import target_kinds
 from tapfm.version import __version__
 
-_CHECK_TILES = 4  # number of random tiles to compare the export with the run
+_CHECK_TILE_COUNT = 4  # random tiles for comparing the logits of the export with those of the run
 
 
 def export_run(
@@ -57,7 +57,11 @@ def export_run(
     force: bool,
     console: Console,
 ) -> None:
-    """Write the export, check it by loading it, and push it to the Hugging Face Hub if `push_to` is a repository."""
+    """Export a run to the folder `out`, and check that the loaded export gives the logits of the run.
+
+    push_to: repository on the Hugging Face Hub to push the export to; None: do not push.
+    force: also replace the export of another run.
+    """
     saved, run_folder = load_run(run), RunFolder(run)
     if push_to is not None:
         check_repository_name(push_to)
@@ -65,7 +69,7 @@ def export_run(
         if not saved.metadata["encoder"]["adapted"]:
             raise InputError(
                 f"{run} has a fixed encoder, so there is no adapted encoder to push.",
-                hint="Omit --push-to-hub to export only its aggregator.",
+                hint="Omit --push-to-hub to export only the aggregator.",
             )
         check_hub_token()
     check_replaceable_model(out)
@@ -75,9 +79,9 @@ def export_run(
         check_no_other_files(out, allowed=written_first, hint="Choose a new folder with --out, such as exported.")
     _check_out_is_not_base_weights(run_folder, out)
     if not force:
-        _check_same_run(run_folder, out)
+        _check_out_is_not_other_run(run_folder, out)
     with lock_folder(out, "tapfm export"):
-        remove_unfinished(out)
+        remove_unfinished_files(out)
         _write_export(saved, run_folder, out)
         _check_export(saved, out)
     if run_folder.last_checkpoint.exists() and not run_folder.is_training_finished():
@@ -97,8 +101,8 @@ def export_run(
         console.print(f"Pushed to {address}{' (private)' if private else ''}", markup=False, soft_wrap=True)
 
 
-def _check_same_run(run_folder: RunFolder, out: Path) -> None:
-    """Raise InputError if the folder contains the export of another run."""
+def _check_out_is_not_other_run(run_folder: RunFolder, out: Path) -> None:
+    """Raise InputError if `out` contains the export of another run."""
     try:
         exported_run = json.loads((out / EXPORT_METADATA_FILE).read_text("utf-8")).get("run")
     except (OSError, ValueError, AttributeError):
@@ -106,7 +110,7 @@ def _check_same_run(run_folder: RunFolder, out: Path) -> None:
     if exported_run != run_folder.compute_run_id():
         raise InputError(
             f"{out} contains the export of another run.",
-            hint="Choose another folder with --out, or replace it with --force.",
+            hint="Choose another folder with --out, or replace that export with --force.",
         )
 
 
@@ -124,7 +128,7 @@ def _write_export(saved: SavedModel, run_folder: RunFolder, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / EXPORT_METADATA_FILE).unlink(missing_ok=True)
     if saved.model.encoder is None:
-        for name in (CONFIG_FILE, WEIGHTS_FILE):  # of an earlier export
+        for name in (CONFIG_FILE, WEIGHTS_FILE):  # encoder files of an earlier export
             (out / name).unlink(missing_ok=True)
     else:
         write_timm_folder(saved.model.encoder, saved.card, out, metadata={"targets": saved.metadata["targets"]})
@@ -154,10 +158,10 @@ def _compute_final_scores(run_folder: RunFolder) -> Mapping[str, AucScores]:
 def _check_export(saved: SavedModel, out: Path) -> None:
     """Load the export, and raise WeightsMismatchError if its logits for random tiles differ from those of the run."""
     model, noise = saved.model, make_rng("export")
-    coordinates = torch.arange(float(_CHECK_TILES))[:, None].expand(-1, 2)  # adjacent tiles
+    coordinates = torch.arange(float(_CHECK_TILE_COUNT))[:, None].expand(-1, 2)  # adjacent tiles
     if model.encoder is None:
         feature_size = saved.metadata["aggregator"]["feature_size"]
-        features, attention = noise.normal(size=(_CHECK_TILES, feature_size)), noise.random(_CHECK_TILES)
+        features, attention = noise.normal(size=(_CHECK_TILE_COUNT, feature_size)), noise.random(_CHECK_TILE_COUNT)
         encoded = EncodedTiles(
             torch.tensor(features, dtype=torch.float32), torch.tensor(attention, dtype=torch.float32)
         )
@@ -166,7 +170,7 @@ def _check_export(saved: SavedModel, out: Path) -> None:
     else:
         check_timm_folder(out, model.encoder)
         side = model.encoder.tile_px
-        tiles = torch.from_numpy(noise.integers(0, 256, (_CHECK_TILES, 3, side, side), "uint8"))
+        tiles = torch.from_numpy(noise.integers(0, 256, (_CHECK_TILE_COUNT, 3, side, side), "uint8"))
         loaded = load_export(out).model
         expected, found = (_predict_logits(each, tiles, coordinates) for each in (model, loaded))
     if not torch.allclose(expected, found, atol=1e-5):

@@ -37,7 +37,7 @@ from tapfm.runs.checkpoint import (
     save_checkpoint,
     total_bytes,
 )
-from tapfm.runs.data import RunData, describe_changes
+from tapfm.runs.data import RunData, describe_changed_slides
 from tapfm.runs.run_progress import RunProgress
 from tapfm.runtime.csv_files import csv_text, read_csv, write_csv
 from tapfm.runtime.files import fingerprint, write_atomically
@@ -111,10 +111,10 @@ class RunFolder:
         """Return the rows of split.csv, one per slide."""
         return read_csv(self.folder / "split.csv")
 
-    def check_unchanged(self, config: RunConfig, data: RunData, resume_command: str) -> None:
+    def check_settings_and_slides_unchanged(self, config: RunConfig, data: RunData, resume_command: str) -> None:
         """Raise RunError if the configuration or the slides differ from those the run was started with."""
         lines = describe_changed_settings(self.read_settings(), config.as_tables())
-        lines += describe_changes(self.read_slide_rows(), data)
+        lines += describe_changed_slides(self.read_slide_rows(), data)
         if lines:
             shown = lines[:_MAX_LISTED] + (
                 [f"... and {len(lines) - _MAX_LISTED:,} more"] if len(lines) > _MAX_LISTED else []
@@ -125,8 +125,8 @@ class RunFolder:
                 "Or start a new run with another --out.",
             )
 
-    def check_same_weights(self, sha256: str | None) -> None:
-        """Raise RunError if this is not the SHA-256 of the encoder weights that the run was started with."""
+    def check_same_encoder_weights(self, sha256: str | None) -> None:
+        """Raise RunError if `sha256` is not that of the encoder weights that the run was started with."""
         expected = self.read_environments()[0]["weights_sha256"] if self.read_environments() else sha256
         if sha256 != expected:
             raise RunError(
@@ -136,7 +136,7 @@ class RunFolder:
             )
 
     def load_progress(self, learner: TrainingState) -> RunProgress | None:
-        """Load the last checkpoint into the learner and return its progress, or None without a checkpoint."""
+        """Load the last checkpoint into the learner and return the saved progress, or None without a checkpoint."""
         if not self.last_checkpoint.exists():
             return None
         tensors, metadata = load_checkpoint(self.last_checkpoint)
@@ -147,7 +147,7 @@ class RunFolder:
             )
         learner.restore(tensors)
         progress = RunProgress.from_json(metadata["progress"])
-        self._confirm_best(progress)
+        self._keep_or_delete_next_best(progress)
         return progress
 
     def read_moment_format(self) -> str:
@@ -170,7 +170,7 @@ class RunFolder:
         )
 
     def save_last(self, learner: TrainingState, progress: RunProgress) -> None:
-        """Save the complete state for resuming, and write the tables of the run."""
+        """Save the complete state for resuming, and write history.jsonl and failures.csv."""
         metadata = {
             "tapfm": __version__,
             "kind": "last",
@@ -180,17 +180,16 @@ class RunFolder:
             "progress": progress.as_json(),
         }
         save_checkpoint(self.last_checkpoint, learner.state(), metadata)
-        self._confirm_best(progress)
-        self.write_tables(progress)
+        self._keep_or_delete_next_best(progress)
+        self.write_history_and_failures(progress)
 
-    def write_tables(self, progress: RunProgress) -> None:
-        """Write history.jsonl and failures.csv."""
+    def write_history_and_failures(self, progress: RunProgress) -> None:
         lines = "".join(json.dumps(row) + "\n" for row in progress.history)
         write_atomically(self.folder / "history.jsonl", lines.encode())
         write_atomically(self.folder / "failures.csv", format_failures(progress.failed, progress.skipped))
 
     def save_best(self, learner: TrainingState, progress: RunProgress) -> None:
-        """Save the weights of the best epoch so far."""
+        """Save the weights of a new best epoch to best.next.safetensors; `save_last` renames it to best.safetensors."""
         metadata = {
             "tapfm": __version__,
             "kind": "best",
@@ -200,11 +199,12 @@ class RunFolder:
         }
         save_checkpoint(self.next_best_checkpoint, learner.weights(), metadata)
 
-    def _confirm_best(self, progress: RunProgress) -> None:
-        """Replace the best checkpoint by the next best if the last checkpoint (`progress`) includes its epoch.
+    def _keep_or_delete_next_best(self, progress: RunProgress) -> None:
+        """Rename best.next.safetensors to best.safetensors, if its epoch is the best epoch of `progress`.
 
-        Otherwise delete the next best: the run was stopped before the last checkpoint was saved. It repeats this epoch,
-        and on a GPU the score may then be lower.
+        progress: progress saved in the last checkpoint.
+        Otherwise delete best.next.safetensors: the run was stopped before the last checkpoint of that epoch was saved.
+        The resumed run repeats the epoch, and on a GPU the score may then be lower.
         """
         if self.next_best_checkpoint.exists():
             if read_checkpoint_metadata(self.next_best_checkpoint)["epoch"] == (progress.best_epoch or 0) + 1:

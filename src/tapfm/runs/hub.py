@@ -1,4 +1,4 @@
-"""Push an exported encoder to the Hugging Face Hub: private by default, and only if its licence allows it."""
+"""Push an exported encoder to the Hugging Face Hub: private by default, and only if its licence or owners allow it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _IGNORE_PATTERNS = [".*", "*/.*", f"*{UNFINISHED_SUFFIX}"]  # hidden and unfinis
 def push_folder(
     folder: Path, repository: str, *, card: EncoderCard, despite_no_derivatives: bool, private: bool = True
 ) -> str:
-    """Create the repository if it does not exist, upload the folder, and return the URL."""
+    """Create the repository if it does not exist, upload the folder, and return the URL of the repository."""
     check_repository_name(repository)
     check_licence_allows_sharing(card, despite_no_derivatives=despite_no_derivatives)
     missing = [name for name in _REQUIRED_FILES if not (folder / name).is_file()]
     if missing:
         raise InputError(
             f"{folder} is not an exported encoder: it has no {' and no '.join(missing)}.",
-            hint="Export it first: tapfm export runs/NAME --out DIR",
+            hint="Export a run with an adapted encoder first: tapfm export runs/NAME --out DIR",
         )
     check_hub_token()
     from huggingface_hub import HfApi
@@ -36,7 +36,8 @@ def push_folder(
         if private and not hub.model_info(repository).private:  # a repository that already existed
             raise InputError(
                 f"{address} exists and is public, so everybody could see the pushed files.",
-                hint=f"Choose another name, make it private on {address}/settings, or push with --public.",
+                hint=f"Choose another repository name, make the repository private on {address}/settings, "
+                "or pass --public.",
             )
         hub.upload_folder(
             repo_id=repository,
@@ -83,7 +84,7 @@ def check_licence_allows_sharing(card: EncoderCard, *, despite_no_derivatives: b
         raise InputError(
             f"The licence of {card.name} ({card.licence}) does not allow sharing adapted versions.",
             hint="Do not share the exported folder. "
-            f"If the owners of {card.name} gave you permission: {_PERMISSION_OPTION}",
+            f"If the owners of {card.name} gave you permission, pass {_PERMISSION_OPTION}.",
         )
 
 

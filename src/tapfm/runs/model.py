@@ -78,7 +78,7 @@ class _AggregatorWithCoordinates:
 
 
 def load_parameters(parameters: Mapping[str, nn.Parameter], state: Mapping[str, Tensor]) -> None:
-    """Copy the tensors of a checkpoint into parameters. Raises CheckpointError if they do not match."""
+    """Copy the tensors of a checkpoint (`state`) into the parameters. Raises CheckpointError if they do not match."""
     check_parameter_shapes(parameters, state)
     with torch.no_grad():
         for name, parameter in parameters.items():
@@ -91,5 +91,5 @@ def check_parameter_shapes(parameters: Mapping[str, Tensor], state: Mapping[str,
         if name not in state or state[name].shape != tensor.shape:
             raise CheckpointError(
                 f"The checkpoint does not match the model: {name} is missing or has a different shape.",
-                hint="Was the checkpoint saved with another encoder, aggregator or adaptation scope?",
+                hint="Use the encoder, aggregator and adaptation scope that the checkpoint was saved with.",
             )

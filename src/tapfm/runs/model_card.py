@@ -29,7 +29,7 @@ def format_model_card(saved: SavedModel, run_folder: RunFolder, scores_by_split:
     lines = [
         "---",
         *(["library_name: timm"] if adapted else []),
-        *_licence_keys(card.licence),
+        *_licence_yaml_lines(card.licence),
         *([f"base_model: {card.repository}"] if card.repository else []),
         "tags: [pathology, whole-slide-image, tapfm]",
         "---",
@@ -60,7 +60,7 @@ def format_model_card(saved: SavedModel, run_folder: RunFolder, scores_by_split:
     return "\n".join(lines)
 
 
-def _licence_keys(licence: str) -> list[str]:
+def _licence_yaml_lines(licence: str) -> list[str]:
     """Return the YAML lines of the licence in the header of the card."""
     if licence.lower() in _HUB_LICENCES:
         return [f"license: {licence.lower()}"]

@@ -12,7 +12,7 @@ from tapfm.config.loading import load_config
 from tapfm.config.settings import RunConfig
 from tapfm.encoders.timm_folder import WEIGHTS_FILE
 from tapfm.errors import RunError
-from tapfm.runs.ensemble import EnsembleKind, check_same_targets, find_member_folders, is_export
+from tapfm.runs.ensemble import EnsembleKind, check_members_have_same_targets, find_member_folders, is_export
 from tapfm.runs.folder import RunFolder
 from tapfm.runs.saved_model import AGGREGATOR_FILE, EXPORT_METADATA_FILE
 from tapfm.runtime.files import file_sha256, fingerprint
@@ -30,8 +30,8 @@ class ModelMember:
     targets: TargetKinds
     encoder: str  # name in the encoder catalogue
     adapted: bool  # False: only the aggregator was trained, on features of a fixed encoder
-    run_id: str  # of the run, also for an export
-    weights_digest: str
+    run_id: str  # of the run, or of the run that was exported
+    weights_digest: str  # of the best checkpoint, or of the weight files of an export
     config: RunConfig | None = None  # None: an export
 
     def read_slide_rows(self) -> list[dict[str, str]]:
@@ -86,13 +86,13 @@ def open_model_folder(path: Path) -> ModelFolder:
     """Open the folder of a run, export or ensemble. Raises RunError if it cannot be used for inference."""
     folders, ensemble = find_member_folders(path)
     members = [_read_export_member(folder) if is_export(folder) else _read_run_member(folder) for folder in folders]
-    check_same_targets(path, folders, [tuple(member.targets) for member in members])
+    check_members_have_same_targets(path, folders, [tuple(member.targets) for member in members])
     kind = f"ensemble of {ensemble}" if ensemble else "export" if is_export(path) else "run"
     return ModelFolder(path, kind, tuple(members), ensemble)
 
 
 def _read_run_member(folder: Path) -> ModelMember:
-    """Read a run. Raises RunError if it has not finished an epoch."""
+    """Read a run. Raises RunError if it has not finished an epoch or has no split.csv."""
     run_folder, config = RunFolder(folder), load_config(folder / "config.toml")
     if not run_folder.best_checkpoint.exists():
         raise RunError(
@@ -113,7 +113,7 @@ def _read_run_member(folder: Path) -> ModelMember:
 
 
 def is_finished(member: ModelMember) -> bool:
-    """Return whether training has finished; always True for an export."""
+    """Return whether training has finished; True for an export, or if there is no last checkpoint."""
     run_folder = RunFolder(member.folder)
     return member.config is None or not run_folder.last_checkpoint.exists() or run_folder.is_training_finished()
 

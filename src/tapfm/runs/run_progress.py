@@ -7,7 +7,7 @@ from typing import Any
 
 from tapfm.tiles.reading import SkippedTiles
 
-# metrics of a training step (one slide); their sums over an epoch give the means in history.jsonl
+# metrics of training on one slide; their sums over an epoch give the means in history.jsonl
 SUMMED_METRICS = (
     "loss_agg",
     "loss_feature",
@@ -28,9 +28,10 @@ class EpochSums:
     tiles: int = 0  # of training slides
     validation_tiles: int = 0
     tiles_failed: int = 0  # unreadable tiles of training and validation slides
+    # by name in SUMMED_METRICS, over the finished training slides
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMMED_METRICS, 0.0))
-    logits: dict[str, list[float]] = field(default_factory=dict)  # by training slide, before the update with it
-    seconds: float = 0.0
+    logits: dict[str, list[float]] = field(default_factory=dict)  # by training slide, before its update
+    seconds: float = 0.0  # including validation
     waited_s: float = 0.0  # seconds spent waiting for tiles
     peak_bytes: int = 0  # peak memory, not a sum
 
@@ -51,14 +52,14 @@ class RunProgress:
 
     epoch: int = 0  # current epoch
     position: int = 0  # number of training slides of the current epoch that are finished or failed
-    step: int = 0  # number of steps in all epochs, one per training slide
+    step: int = 0  # number of training slides finished in all epochs; failed slides do not count
     finished: bool = False
     stopped_early: bool = False
     selected_by: str | None = None  # criterion for the best epoch: auc, loss or last
     best_epoch: int | None = None
     best_score: float | None = None  # score of the best epoch; higher is better
-    failed: dict[str, str] = field(default_factory=dict)  # reason by slide id
-    skipped: dict[str, SkippedTiles] = field(default_factory=dict)  # by slide id
+    failed: dict[str, str] = field(default_factory=dict)  # why a slide failed, by slide id
+    skipped: dict[str, SkippedTiles] = field(default_factory=dict)  # unreadable tiles, by slide id
     sums: EpochSums = field(default_factory=EpochSums)
     history: list[dict[str, Any]] = field(default_factory=list)  # rows of history.jsonl: finished epochs
 

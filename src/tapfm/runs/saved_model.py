@@ -91,8 +91,8 @@ def load_run(folder: Path, device: torch.device | None = None) -> SavedModel:
     encoder = None
     if config.adaptation.method != "fixed":
         encoder, provenance = load_trainable_encoder(config, device)
-        _check_base_weights(run_folder, provenance.sha256, config)
-    model = SlideModel(encoder, _build_aggregator(metadata, device), build_task(labels))
+        _check_same_base_weights(run_folder, provenance.sha256, config)
+    model = SlideModel(encoder, _build_untrained_aggregator(metadata, device), build_task(labels))
     load_parameters(model.trainable_parameters(), tensors)
     if encoder is not None:
         merge_adapters(encoder)
@@ -122,7 +122,7 @@ def load_export(folder: Path, device: torch.device | None = None) -> SavedModel:
         raise WeightsDigestError(
             f"{folder} was trained on features from different weights of {card.name}: SHA-256 {expected}, but the "
             f"published weights have {provenance.sha256}.",
-            hint="Train again on features from the published weights: tapfm embed",
+            hint="Compute features with the published weights (tapfm embed), then train again.",
         )
     encoder.to(device)
     summaries = metadata["training_labels"]
@@ -136,13 +136,13 @@ def load_export(folder: Path, device: torch.device | None = None) -> SavedModel:
 
 def load_aggregator(folder: Path, metadata: dict[str, Any], device: torch.device) -> torch.nn.Module:
     """Load the aggregator of an export."""
-    aggregator = _build_aggregator(metadata, device)
+    aggregator = _build_untrained_aggregator(metadata, device)
     tensors, _ = load_checkpoint(folder / AGGREGATOR_FILE)
     load_parameters({f"aggregator/{name}": each for name, each in aggregator.named_parameters()}, tensors)
     return aggregator
 
 
-def _build_aggregator(metadata: dict[str, Any], device: torch.device) -> torch.nn.Module:
+def _build_untrained_aggregator(metadata: dict[str, Any], device: torch.device) -> torch.nn.Module:
     """Build the aggregator that the metadata of a saved model describes."""
     settings = metadata["aggregator"]
     return build_aggregator(
@@ -156,9 +156,9 @@ def _build_aggregator(metadata: dict[str, Any], device: torch.device) -> torch.n
 
 
 def _infer_feature_size(tensors: dict[str, Tensor], config: RunConfig) -> int:
-    """Return the feature size of the aggregator: from the encoder card, or from the aggregator's tensors.
+    """Return the size of the features that the aggregator takes: from the encoder card, or from the tensors.
 
-    With a fixed encoder, the stored features may be of another size than in the encoder card.
+    With a fixed encoder, the stored features may have another size than the encoder card says.
     """
     if config.adaptation.method != "fixed":
         return find_encoder_card(config.encoder.name).feature_size
@@ -176,8 +176,8 @@ def _infer_feature_size(tensors: dict[str, Tensor], config: RunConfig) -> int:
             if shapes == {f"aggregator/{name}": each.shape for name, each in aggregator.named_parameters()}:
                 return size
     raise CheckpointError(
-        f"The checkpoint does not match the aggregator {config.aggregator.name} with these options.",
-        hint="Was config.toml changed, or copied from another run?",
+        f'The checkpoint does not match aggregator.name = "{config.aggregator.name}" and its options in config.toml.',
+        hint="Restore the config.toml that the run was started with.",
     )
 
 
@@ -188,10 +188,10 @@ def _read_training_labels(run_folder: RunFolder, config: RunConfig) -> dict[str,
     return {target: [kind.parse_label(row[target]) for row in rows] for target, kind in kinds.items()}
 
 
-def _check_base_weights(run_folder: RunFolder, sha256: str, config: RunConfig) -> None:
+def _check_same_base_weights(run_folder: RunFolder, sha256: str, config: RunConfig) -> None:
     """Raise WeightsDigestError if the base weights differ from those of the run.
 
-    With scope full, they may differ, because the checkpoint contains all weights.
+    With adaptation.scope = "full", they may differ, because the checkpoint contains all weights.
     """
     expected = run_folder.read_environments()[0]["weights_sha256"]
     if config.adaptation.scope != "full" and sha256 != expected:

@@ -96,7 +96,7 @@ def _slide_lines(data: RunData, progress: RunProgress) -> list[str]:
     if data.slides_without_label:
         lines += ["", f"Not used, because they have no label: {format_count(len(data.slides_without_label), 'slide')}."]
     if failed := [slide for slide in data.slides if slide.row.slide_id in progress.failed]:
-        lines += ["", f"Of the slides in the table, {len(failed):,} failed (below)."]
+        lines += ["", f"Of the slides in the table, {len(failed):,} failed (listed below)."]
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Choose decision thresholds on validation slides, never on the evaluated slides."""
+"""Choose decision thresholds on the validation slides of a run or of the members of an ensemble."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXPORTED_SENSITIVITY = 0.9  # an export contains thresholds for this sensitivity
 
 
 def choose_model_thresholds(model_folder: ModelFolder, unit: Unit, sensitivity: float) -> ChosenThresholds:
-    """Choose thresholds on the validation slides of a run or of the members of an ensemble; read those of an export."""
+    """Choose the thresholds of a run or an ensemble on its validation slides; for an export, read its stored ones."""
     if model_folder.ensemble is None and model_folder.members[0].config is None:
         return _read_exported_thresholds(model_folder.members[0], unit, sensitivity)
     predictions_by_member = [

@@ -1,8 +1,10 @@
 """Slide claims, so that processes that share an output folder do not process the same slide twice.
 
-A claim is a lock on one byte of the file `.claims`. The byte's offset is derived from the slide id. The lock is
-released when the slide is finished or the process exits for any reason. Claims also work across machines if the shared
-file system supports locks. If it does not, every claim succeeds.
+A claim is a lock on one byte of the file `.claims` in the output folder. The byte's offset is derived from the slide
+id. The lock is released when the slide is finished or the process exits for any reason. Claims also work across
+machines if the shared file system supports locks. If it does not, or on Windows, every claim succeeds.
+
+At present each command also locks its whole output folder with `lock_folder`, so that only one process uses the folder.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ from pathlib import Path
 from typing import IO
 
 _CLAIMS_FILE = ".claims"
-_ALREADY_LOCKED_ERRORS = (errno.EAGAIN, errno.EACCES)
+_ALREADY_LOCKED_ERRNOS = (errno.EAGAIN, errno.EACCES)
 
 
 class SlideClaims:
-    """Context manager for the slides of a folder that this process has claimed.
+    """Context manager for the slides that this process has claimed in an output folder.
 
-    Create only one per folder and process: closing one releases the claims of all of them.
+    Create only one `SlideClaims` per folder and process: closing one of several would release the claims of all.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,7 +38,7 @@ class SlideClaims:
         if self._file is not None:
             self._file.close()  # releases all claims; the file is not deleted, as another process may be using it
 
-    def take(self, slide_id: str) -> bool:
+    def claim(self, slide_id: str) -> bool:
         """Claim a slide. Return False if another process has claimed it."""
         try:
             import fcntl
@@ -44,14 +46,14 @@ class SlideClaims:
             assert self._file is not None
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _lock_offset(slide_id))
         except ImportError:
-            return True  # Windows
+            return True  # Windows has no fcntl
         except OSError as error:
-            return error.errno not in _ALREADY_LOCKED_ERRORS  # any other error: the file system has no locks
+            return error.errno not in _ALREADY_LOCKED_ERRNOS  # other errors: the file system has no locks
         return True
 
-    def take_each(self, slide_ids: Iterable[str]) -> Iterator[str]:
+    def claim_each(self, slide_ids: Iterable[str]) -> Iterator[str]:
         """Claim slides lazily, one per iteration, and yield those that no other process has claimed."""
-        return (slide_id for slide_id in slide_ids if self.take(slide_id))
+        return (slide_id for slide_id in slide_ids if self.claim(slide_id))
 
     def release(self, slide_id: str) -> None:
         try:
@@ -60,7 +62,7 @@ class SlideClaims:
             assert self._file is not None
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, _lock_offset(slide_id))
         except (ImportError, OSError):
-            pass  # no locks, as in `take`
+            pass  # nothing was locked: Windows, or a file system without locks
 
 
 def _lock_offset(slide_id: str) -> int:

@@ -1,13 +1,14 @@
-"""Process the slides of a cohort one by one, with resume and per-slide failures.
+"""Process each slide of a cohort separately, so that one failed slide does not stop the others.
 
-A job function runs on each slide. If it fails, the slide is recorded with a reason and a hint, and the other slides
-continue. Finished slides are stored, so that running the same command again resumes.
+A function runs on the job of each slide: the data that it needs to process the slide. If the function fails, the slide
+is recorded as failed, with a reason and a hint. Results are saved per slide, so that running the same command again
+processes only the remaining slides.
 
     with lock_folder(folder, "tapfm tile"), SlideClaims(folder) as claims:
         table = SlideTable(folder, slide_ids, TileRecord, ("not tiled", "no tiles with these settings"))
         todo = table.select_remaining_jobs(jobs, only=only, force=force, load_finished=load_record)
         with table.save_on_exit(), SlideProgress(console, "tiling", slides=len(todo)) as progress:
-            for slide_id, result in run_slides(tile_slide, todo, workers=workers, claims=claims):
+            for slide_id, result in process_slides(tile_slide, todo, workers=workers, claims=claims):
                 ...
 """
 
@@ -29,8 +30,8 @@ from tapfm.runtime.workers import WorkerCrash, WorkerPool, map_isolated
 SUMMARY_FILE, FAILURES_FILE = "summary.csv", "failures.csv"
 _FAILURE_COLUMNS = ("slide_id", "reason", "hint")
 RESUME_HINT = "Finished slides are saved. Run the same command again to resume."
-_SAVE_INTERVAL_S = 5.0  # if the command is killed, the tables may lack the slides of the last 5 seconds
-_TABLE_DECIMALS = 4
+_SAVE_INTERVAL_S = 5.0  # if the command is killed, both CSV files may lack the slides of the last 5 seconds
+_SUMMARY_DECIMALS = 4  # of numbers in summary.csv
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -38,19 +39,19 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Failure:
-    """A slide's failure: the reason and a hint, one line each."""
+    """Why a slide failed, and a hint how to fix it. Line breaks in both texts are replaced by spaces."""
 
     reason: str
     hint: str = ""
     seconds: float | None = None  # time until the slide failed
-    stage: str = ""  # stage that failed, such as "tiles"; only for commands with several stages
+    stage: str = ""  # stage that failed, such as "tiles"; empty for commands with a single stage
 
     def __post_init__(self) -> None:
         for name in ("reason", "hint"):
             object.__setattr__(self, name, " ".join(getattr(self, name).split()))
 
 
-def run_slides(
+def process_slides(
     function: Callable[[Job], Result],
     jobs: Mapping[str, Job],
     *,
@@ -59,15 +60,17 @@ def run_slides(
     pool: WorkerPool | None = None,
     crash_hint: Callable[[Job], str] = lambda _: "If the machine ran out of memory, reduce --workers.",
 ) -> Generator[tuple[str, Result | Failure], None, None]:
-    """Run a function on each slide's job in worker processes; yield (slide_id, result) as they finish.
+    """Run a function on each slide's job in worker processes; yield (slide_id, result) as the slides finish.
 
-    An exception or a crash becomes the Failure of that slide. Slides that another process has claimed are skipped.
+    The result of a slide is a Failure if the function raised an exception or its worker crashed.
 
-    claims: the claim of a slide is released after the caller has handled its result.
+    jobs: the argument of the function for each slide, by slide_id.
+    claims: each slide is claimed before it is processed; slides that another process has claimed are skipped. The claim
+        of a slide is released when the caller asks for the next result.
     crash_hint: returns the hint for a job whose worker crashed.
     pool: workers that were already started with `serve_function` and `catch_failures(function)`.
     """
-    slide_ids = jobs if claims is None else claims.take_each(jobs)
+    slide_ids = jobs if claims is None else claims.claim_each(jobs)
     items = ((slide_id, jobs[slide_id]) for slide_id in slide_ids)
     with closing(map_isolated(catch_failures(function), items, workers, pool)) as results:
         for slide_id, result in results:
@@ -80,7 +83,7 @@ def run_slides(
 
 
 def catch_failures(function: Callable[[Job], Result]) -> Callable[[Job], Result | Failure]:
-    """Wrap a function so that it returns a Failure instead of raising. The wrapped function can be pickled."""
+    """Wrap a function so that it returns a Failure instead of raising an exception. The wrapper can be pickled."""
     return partial(_call_and_catch, function)
 
 
@@ -111,7 +114,7 @@ class _SlideRecord(Protocol):
 
     @property
     def status(self) -> str:
-        """ok, failed, or the status of slides that --only does not select."""
+        """One of "ok", "failed", or the status of slides that --only does not select, such as `not tiled`."""
 
     @property
     def reason(self) -> str:
@@ -122,10 +125,12 @@ class _SlideRecord(Protocol):
         """How to fix the failure; written to failures.csv only."""
 
     @property
-    def seconds(self) -> float | None: ...
+    def seconds(self) -> float | None:
+        """Processing time; None if it is not known."""
 
     @property
-    def tiles(self) -> int: ...
+    def tiles(self) -> int:
+        """Number of tiles of the slide."""
 
 
 Record = TypeVar("Record", bound=_SlideRecord)
@@ -135,13 +140,13 @@ Record = TypeVar("Record", bound=_SlideRecord)
 class SlideTable(Generic[Record]):
     """Records of all slides of a cohort in one output folder, saved as summary.csv and failures.csv.
 
-    on_save: called with all records whenever the tables are saved.
+    on_save: called with all records whenever the two files are saved.
     """
 
     folder: Path
     slide_ids: Sequence[str]  # in the order of the cohort
     record_type: type[Record]
-    unselected_status: tuple[str, str]  # (status, reason) of slides that --only excludes and that have no result yet
+    unselected_status: tuple[str, str]  # (status, reason) of slides that --only excludes, if not processed before
     on_save: Callable[[Sequence[Record]], object] = lambda _: None
     records: dict[str, Record] = field(default_factory=dict)  # by slide_id
     _saved_at: float = field(default_factory=time.monotonic)
@@ -157,7 +162,7 @@ class SlideTable(Generic[Record]):
 
     @property
     def finished(self) -> list[Record]:
-        """Records of slides with a result."""
+        """Records of slides that were processed without error."""
         return [record for record in self.ordered_records if record.status == "ok"]
 
     @property
@@ -173,14 +178,17 @@ class SlideTable(Generic[Record]):
         force: bool,
         load_finished: Callable[[Job], Record | None],
     ) -> dict[str, Job]:
-        """Record the slides that earlier commands finished, and return the jobs that remain.
+        """Record the slides that earlier commands finished, and return the jobs of the remaining slides.
 
-        Slides that `only` does not select keep their records. A Failure instead of a job is recorded as a failed slide.
+        Slides that `only` does not select are not processed; what earlier commands recorded about them is kept.
 
+        jobs: by slide_id. A slide with a Failure instead of a job is recorded as failed.
+        only: slide_ids to process; None selects all slides.
+        force: process the selected slides again, even if they are finished.
         load_finished: returns the record of a job that is already finished with the same settings, else None.
         """
-        seconds = {
-            row["slide_id"]: _parse_float(row["seconds"])
+        earlier_seconds = {
+            row["slide_id"]: _parse_float_or_none(row["seconds"])
             for row in read_csv_or_empty(self.folder / SUMMARY_FILE, "slide_id", "seconds")
         }
         earlier_failures = {
@@ -191,7 +199,7 @@ class SlideTable(Generic[Record]):
             job, selected = jobs[slide_id], only is None or slide_id in only
             finished = None if isinstance(job, Failure) or (selected and force) else load_finished(job)
             if finished is not None:
-                self.records[slide_id] = replace(finished, seconds=seconds.get(slide_id))
+                self.records[slide_id] = replace(finished, seconds=earlier_seconds.get(slide_id))
             elif selected and isinstance(job, Failure):
                 self.records[slide_id] = self._failed_record(slide_id, job)
             elif selected and not isinstance(job, Failure):
@@ -204,7 +212,7 @@ class SlideTable(Generic[Record]):
         return todo
 
     def add(self, record: Record) -> None:
-        """Add a slide's record, and save the tables if the last save was some seconds ago."""
+        """Add a slide's record, and write summary.csv and failures.csv if the last save was over 5 seconds ago."""
         self.records[record.slide_id] = record
         if time.monotonic() - self._saved_at > _SAVE_INTERVAL_S:
             self.save()
@@ -218,14 +226,17 @@ class SlideTable(Generic[Record]):
     def save(self) -> None:
         """Write summary.csv and failures.csv."""
         columns = [each.name for each in fields(self.record_type) if each.name != "hint"]
-        write_csv(self.folder / SUMMARY_FILE, columns, map(_cells, self.ordered_records))
-        write_csv(self.folder / FAILURES_FILE, _FAILURE_COLUMNS, map(_cells, self.failed))
+        write_csv(self.folder / SUMMARY_FILE, columns, map(_record_to_cells, self.ordered_records))
+        write_csv(self.folder / FAILURES_FILE, _FAILURE_COLUMNS, map(_record_to_cells, self.failed))
         self.on_save(self.ordered_records)
         self._saved_at = time.monotonic()
 
     @contextmanager
     def save_on_exit(self) -> Iterator[None]:
-        """Save the tables when the context exits, also after an error. Raises InputError if they cannot be written."""
+        """Write summary.csv and failures.csv when the context exits, also after an error.
+
+        Raises InputError if the folder cannot be written to.
+        """
         try:
             try:
                 yield
@@ -242,14 +253,15 @@ class SlideTable(Generic[Record]):
         return 3 if sum(only is None or each.slide_id in only for each in self.failed) > allow_failures else 0
 
 
-def _cells(record: _SlideRecord) -> dict[str, Any]:
+def _record_to_cells(record: _SlideRecord) -> dict[str, Any]:
+    """Return the values of a record by column name, with rounded numbers."""
     values = asdict(record)
     return {
-        name: round(value, _TABLE_DECIMALS) if isinstance(value, float) else value for name, value in values.items()
+        name: round(value, _SUMMARY_DECIMALS) if isinstance(value, float) else value for name, value in values.items()
     }
 
 
-def _parse_float(text: str) -> float | None:
+def _parse_float_or_none(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:

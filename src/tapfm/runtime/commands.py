@@ -16,9 +16,9 @@ from types import MappingProxyType
 from tapfm.runtime.messages import format_command
 from tapfm.runtime.workers import describe_exit
 
-_PARENT_VARIABLE = "TAPFM_PARENT_PROCESS"
-POLL_INTERVAL_S = 0.3
-_TERMINATE_TIMEOUT_S = 10.0
+_PARENT_VARIABLE = "TAPFM_PARENT_PROCESS"  # environment variable with the process id of the parent
+POLL_INTERVAL_S = 0.3  # between checks whether a signal was received or another process has exited
+_TERMINATE_TIMEOUT_S = 10.0  # from SIGTERM until a child that has not exited is killed
 _MAX_REASON_CHARACTERS = 500
 
 
@@ -30,11 +30,11 @@ def run_child_command(
 ) -> int:
     """Run `tapfm ARGUMENTS`, append its output to a log file, and return its exit code.
 
-    poll: called several times per second. The first signal number that it returns is sent to the child. Later ones are
-        not, because a second signal stops the child before it can save.
-    environment: defaults of environment variables; those of the user take precedence.
+    poll: called several times per second; returns None or the number of a signal. The first signal is sent to the child
+        process. Later signals are not, because a second signal stops the child before it can save.
+    environment: values of environment variables that the user has not set.
 
-    The child has its own session, so Ctrl-C does not reach it directly.
+    The child has its own session, so Ctrl-C in the terminal only reaches this process.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
@@ -66,10 +66,10 @@ def run_child_command(
                 process.wait()
 
 
-def failure_reason(exit_code: int, log: Path, start_byte: int) -> str:
-    """Return why a command failed: its error message, or else its exit code and its last line of output.
+def read_failure_reason(exit_code: int, log: Path, start_byte: int) -> str:
+    """Read from its log why a command failed: the error message, or else the exit code and the last line of output.
 
-    start_byte: where the output of this command starts in the log.
+    start_byte: where the output of the command starts in the log, which may also contain earlier commands.
     """
     with log.open("rb") as file:
         file.seek(start_byte)
@@ -87,12 +87,12 @@ def failure_reason(exit_code: int, log: Path, start_byte: int) -> str:
 
 def stop_with_parent() -> None:
     """Make this process receive SIGTERM when its parent exits, if it was started by `run_child_command`."""
-    parent = os.environ.pop(_PARENT_VARIABLE, None)
-    if parent is not None:
-        threading.Thread(target=_watch_parent, args=(int(parent),), daemon=True).start()
+    parent_id = os.environ.pop(_PARENT_VARIABLE, None)
+    if parent_id is not None:
+        threading.Thread(target=_terminate_when_parent_exits, args=(int(parent_id),), daemon=True).start()
 
 
-def _watch_parent(parent: int) -> None:
-    while os.getppid() == parent:
+def _terminate_when_parent_exits(parent_id: int) -> None:
+    while os.getppid() == parent_id:
         time.sleep(POLL_INTERVAL_S)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Read and write CSV files: atomic writes, Unix line endings, rows by column name."""
+"""Read CSV files as one dict per row, and write them atomically with Unix line endings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tapfm.runtime.files import write_atomically
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any] | Mapping[str, Any]]) -> str:
-    """Return a table as CSV text. Rows are sequences in column order, or mappings; None becomes an empty cell."""
+    """Return a table as CSV text. A row is a sequence in column order, or a mapping by column. None: empty cell."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -32,7 +32,10 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any] |
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """Read the rows of a CSV file that tapfm wrote. Raises OSError or ValueError."""
+    """Read the rows of a CSV file that tapfm wrote.
+
+    Raises OSError if the file cannot be opened, and ValueError if it is not valid CSV in UTF-8.
+    """
     with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheet programs add a byte order mark
         try:
             return list(csv.DictReader(file))
@@ -41,7 +44,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 def read_csv_or_empty(path: Path, *columns: str) -> list[dict[str, str]]:
-    """Read the rows that have all these columns; return an empty list if the file cannot be read."""
+    """Return the rows of a CSV file that have all these columns, or an empty list if the file cannot be read."""
     try:
         rows = read_csv(path)
     except (OSError, ValueError):

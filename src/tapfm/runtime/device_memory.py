@@ -1,4 +1,4 @@
-"""Device memory: consistent out-of-memory errors, and freeing cached memory."""
+"""Device memory: one exception for the out-of-memory errors of all libraries, and freeing of cached memory."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def convert_memory_errors() -> Iterator[None]:
 
 @contextmanager
 def explain_memory_error(device: torch.device) -> Iterator[None]:
-    """Raise `DeviceMemoryError`, which has a hint, if the device runs out of memory while a model is loaded."""
+    """Convert an out-of-memory error while a model is loaded to a `DeviceMemoryError`, which has a hint."""
     try:
         with convert_memory_errors():
             yield
     except torch.OutOfMemoryError as error:
         raise DeviceMemoryError(
             f"{device} ran out of memory while loading the model.",
-            hint="Free memory on this device, or use another one: --device cpu",
+            hint="Free memory on this device, or use another device, for example --device cpu.",
         ) from error
 
 

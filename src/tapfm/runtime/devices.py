@@ -15,7 +15,10 @@ PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 
 
 def choose_device(text: str) -> torch.device:
-    """Return the device with this name; auto is the GPU if there is one. Raises InputError if it is not available."""
+    """Return the device with this name: "auto", "cpu", "cuda" or, for example, "cuda:1".
+
+    "auto" is a GPU if torch can use one, else the CPU. Raises InputError if the device is not available.
+    """
     if re.fullmatch(r"auto|cpu|cuda(:\d+)?", text) is None:
         raise InputError(f"'{text}' is not a device.", hint="Use auto, cpu, cuda, cuda:0, cuda:1, ...")
     # Reduces fragmentation from chunks of different sizes. Has no effect once CUDA is initialised.
@@ -38,7 +41,8 @@ def choose_device(text: str) -> torch.device:
 def choose_precision(text: str, device: torch.device) -> torch.dtype | None:
     """Return the dtype for autocast, or None for float32.
 
-    auto is bfloat16 if the GPU supports it, else float16; on a CPU it is float32.
+    "auto" is bfloat16 on a GPU that supports it, float16 on other GPUs, and float32 on a CPU.
+    Raises InputError if the device does not support the precision.
     """
     check_precision(text)
     import torch
@@ -47,7 +51,7 @@ def choose_precision(text: str, device: torch.device) -> torch.dtype | None:
         return None
     if text == "float16":
         if device.type == "cpu":
-            raise InputError("float16 needs a GPU.", hint="On a CPU, use float32, bfloat16 or auto.")
+            raise InputError("Precision 'float16' needs a GPU.", hint="Use precision float32, bfloat16 or auto.")
         return torch.float16
     if device.type == "cuda":
         with torch.cuda.device(device):
@@ -57,13 +61,16 @@ def choose_precision(text: str, device: torch.device) -> torch.dtype | None:
         if not has_bfloat16:
             raise InputError(
                 f"{torch.cuda.get_device_name(device)} does not support bfloat16.",
-                hint="Use float16, float32 or auto.",
+                hint="Use precision float16, float32 or auto.",
             )
     return torch.bfloat16
 
 
 def set_float32_precision(*, tf32: bool) -> None:
-    """Set whether float32 matrix products use TensorFloat-32: faster, but only about three significant digits."""
+    """Set whether float32 matrix products and convolutions use TensorFloat-32.
+
+    TensorFloat-32 is faster, but has only about three significant digits.
+    """
     import torch
 
     torch.set_float32_matmul_precision("high" if tf32 else "highest")

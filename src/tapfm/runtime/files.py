@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from tapfm.errors import DiskFullError
 
-UNFINISHED_SUFFIX = ".unfinished"  # of files being written; those that a killed process left behind can be deleted
+UNFINISHED_SUFFIX = ".unfinished"  # of temporary files; those that a killed process left behind can be deleted
 
 
 def _cache_folder() -> Path:
@@ -49,7 +49,7 @@ def open_atomically(path: Path) -> Iterator[BinaryIO]:
 
 
 def raise_if_disk_full(error: OSError, path: Path) -> None:
-    """Raise DiskFullError if a file could not be written because the disk or the quota is full."""
+    """Raise DiskFullError if writing to `path` raised `error` because the disk or the quota is full."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         previous = " The previous version of this file is intact." if path.exists() else ""
         raise DiskFullError(
@@ -71,7 +71,10 @@ def file_identity(file: Path) -> tuple[str, int, int]:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file. Results are cached by path, size and modification time: weight files are large."""
+    """Return the SHA-256 of a file.
+
+    It is cached by path, size and modification time, because large files, such as encoder weights, take long to hash.
+    """
     real_path = path.resolve()
     status = real_path.stat()
     identity = f"{real_path}|{status.st_size}|{status.st_mtime_ns}"

@@ -9,11 +9,15 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-_DUPLICATE_SIGNAL_S = 1.0  # terminals and schedulers may send a signal twice: to the process and to its group
+# A second signal within this time is ignored: terminals and schedulers may signal a process and also its process group.
+_DUPLICATE_SIGNAL_WINDOW_S = 1.0
 
 
 class StopSignalHandler:
-    """Context manager that remembers the first stop signal and exits at the second one."""
+    """Context manager that remembers the first stop signal (SIGINT or SIGTERM) and exits the process at the second one.
+
+    Code in the context calls `signal_number` regularly, and stops when it is not None.
+    """
 
     def __init__(self, print_message: Callable[[str], object]) -> None:
         self._print = print_message
@@ -22,7 +26,7 @@ class StopSignalHandler:
         self._previous_handlers: dict[int, Any] = {}
 
     def signal_number(self) -> int | None:
-        """Return the number of the received signal, or None."""
+        """Return the number of the first stop signal, or None if there was none."""
         return self._received_signal
 
     def __enter__(self) -> StopSignalHandler:
@@ -44,5 +48,5 @@ class StopSignalHandler:
             self._print(
                 "Stopping after the slide or training step in progress is saved. Press Ctrl-C again to stop now."
             )
-        elif now - self._received_at > _DUPLICATE_SIGNAL_S:
+        elif now - self._received_at > _DUPLICATE_SIGNAL_WINDOW_S:
             raise SystemExit(128 + self._received_signal)

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-_MAX_SLIDES_SHOWN = 5
+_MAX_SLIDES_SHOWN = 5  # per hint
 
 
 def group_hints(slide_hints: Iterable[tuple[str, str]]) -> list[str]:

@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Argument:
-    """A positional argument of a command. Name, type and default are those of the field."""
+    """A positional argument of a command. Name, type and default are those of the dataclass field."""
 
     help: str
     metavar: str | None = None
@@ -44,13 +44,13 @@ class Argument:
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a command. Name, type and default are those of the field."""
+    """An option of a command. Name, type and default are those of the dataclass field."""
 
     help: str
-    flags: str | None = None  # None: the field's name with dashes; for a switch also a pair: "--force/--resume"
+    flags: str | None = None  # None: "--" and the field's name; a bool may have a pair: "--force/--resume"
     metavar: str | None = None
     show_default: str | None = None  # text shown as the default in --help, if the value itself would not be clear
-    at_least: int | None = None
+    at_least: int | None = None  # limits of a number
     at_most: int | None = None
 
 
@@ -59,7 +59,7 @@ def options(cls: type[Class]) -> type[Class]:
     """Turn a class into a frozen dataclass that converts and checks its values.
 
     A string becomes a path, and a list or a single value becomes a tuple. A value of the wrong type or outside the
-    limits of its option raises InputError. Then the method `check` of the class is called, if there is one.
+    limits of its option raises InputError. If the class has a method `check`, it is called afterwards.
     """
     check = cls.__dict__.get("check")
 
@@ -82,7 +82,7 @@ def options(cls: type[Class]) -> type[Class]:
 
 
 def format_flag(name: str, parameter: Argument | Option) -> str:
-    """Return the command-line spelling of a field: --name, a pair such as --force/--resume, or a metavar."""
+    """Return the command-line spelling of a field: --name, --force/--resume, or the metavar of an argument."""
     if isinstance(parameter, Argument):
         return parameter.metavar or name
     return parameter.flags or f"--{name.replace('_', '-')}"
@@ -147,7 +147,7 @@ def item_type(type_hint: Any) -> Any:
 
 
 class CommandFunction(Generic[Options, Result]):
-    """A command as a Python function that takes the options of the command line as keyword arguments."""
+    """A command as a Python function that takes the arguments and options of the command line."""
 
     def __init__(self, options_class: Callable[..., Options], run: Callable[[Options, Console], Result]) -> None:
         self.options_class, self.run = options_class, run
@@ -166,7 +166,10 @@ class CommandFunction(Generic[Options, Result]):
         return f"<function tapfm.{self.__name__}>"
 
     def __call__(self, *args: Any, **options: Any) -> Result:
-        """Run the command. Messages and progress go to stderr. After Ctrl-C, finished work is saved."""
+        """Run the command. Messages and progress go to stderr.
+
+        After Ctrl-C, finished work is saved and KeyboardInterrupt is raised.
+        """
         for name in options:
             if name not in self.__signature__.parameters:
                 matches = difflib.get_close_matches(name, self.__signature__.parameters, n=1)

@@ -9,7 +9,7 @@ from pathlib import Path
 from tapfm.errors import InputError, RunError
 from tapfm.runtime.files import UNFINISHED_SUFFIX
 
-OUTPUT_MARKER = ".tapfm-output"  # marks the output folders of tapfm; contains the command and is locked while it runs
+OUTPUT_MARKER = ".tapfm-output"  # file in each output folder: contains the command, which locks it while running
 
 
 @contextmanager
@@ -18,7 +18,7 @@ def lock_folder(folder: Path, command: str, suggestion: str = "choose another fo
 
     Raises InputError if the folder is in use, is not writable, or contains the output of another command.
 
-    suggestion: phrase for the hint of these errors: what to do instead of using this folder.
+    suggestion: what to do instead of using this folder, as a phrase for the hint of the error.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def lock_folder(folder: Path, command: str, suggestion: str = "choose another fo
 
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except ImportError:
-            pass  # Windows
+            pass  # Windows has no fcntl
         except BlockingIOError as error:
             raise InputError(
                 f"Another {command} is running in {folder}.", hint=f"Wait until it has finished, or {suggestion}."
@@ -53,7 +53,7 @@ def lock_folder(folder: Path, command: str, suggestion: str = "choose another fo
         yield
 
 
-def remove_unfinished(*folders: Path) -> None:
+def remove_unfinished_files(*folders: Path) -> None:
     """Delete temporary files that a killed process left in these folders. Subfolders are not searched."""
     for folder in folders:
         for path in folder.glob(f".*{UNFINISHED_SUFFIX}"):
@@ -61,7 +61,10 @@ def remove_unfinished(*folders: Path) -> None:
 
 
 def check_no_other_files(folder: Path, *, allowed: Collection[str] = (), hint: str) -> None:
-    """Raise RunError if a folder contains files other than `allowed` and hidden ones. A missing folder is accepted."""
+    """Raise RunError if a folder contains files or folders that are neither hidden nor named in `allowed`.
+
+    A missing folder is accepted. A file instead of a folder also raises RunError.
+    """
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder} is a file, not a folder.", hint=hint)
     names = sorted(path.name for path in folder.glob("[!.]*"))

@@ -1,4 +1,4 @@
-"""Progress of slides: bars in a terminal, otherwise a line every few seconds."""
+"""Progress over slides: a bar in a terminal, otherwise a line at most every 15 seconds."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-PRINT_INTERVAL_S = 15.0  # between progress lines if there is no terminal
+PRINT_INTERVAL_S = 15.0  # between progress lines if the output is not a terminal
 
 
 def make_progress_bars(console: Console, *, transient: bool = False) -> Progress:
-    """Return progress bars with description, count, note, elapsed and remaining time. Each task needs a `note`."""
+    """Return progress bars with description, count, note and times. Each task needs a field `note`."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
@@ -29,16 +29,16 @@ def make_progress_bars(console: Console, *, transient: bool = False) -> Progress
 
 
 def print_failure(console: Console, name: str, reason: str) -> None:
-    """Print that a slide or a step failed, above the progress bars."""
+    """Print, above the progress bars, that a slide or a step of a study failed, and why."""
     console.print(Text.assemble(("failed ", "red"), f"{name}: {reason}"), soft_wrap=True)
 
 
 class SlideProgress:
     """Context manager that shows progress over slides, or over their tiles if the number of tiles is known.
 
-    description: the current work, such as "tiling".
+    description: what is done with the slides, such as "tiling".
     slides, tiles: total numbers. The bar counts tiles, or slides if `tiles` is None.
-    note: returns additional text to show, such as the time spent waiting.
+    note: returns additional text to show, such as "waiting for data 12%".
     transient: remove the bar at the end.
     """
 
@@ -69,14 +69,15 @@ class SlideProgress:
         self._bars.stop()
 
     def add_tiles(self, tiles: int) -> None:
-        """Add processed tiles of the current slide."""
+        """Count processed tiles of a slide that is not finished yet."""
         self._tiles_done += tiles
         self._tiles_handled += tiles
         self._update()
 
     def finish_slide(self, slide_id: str, *, tiles: int = 0, failure: str = "") -> None:
-        """Add a finished slide, and print the reason if it failed.
+        """Count a finished or failed slide, and print `failure` if there is one.
 
+        failure: why the slide failed; empty if it did not.
         tiles: number of tiles of the slide. If the bar counts tiles, tiles that could not be read are counted as well.
         """
         self._slides_done += 1

@@ -1,4 +1,4 @@
-"""Progress of steps: bars in a terminal, otherwise a line every few seconds."""
+"""Progress over the steps of a study: bars in a terminal, otherwise a line per start and every 15 seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tapfm.runtime.messages import format_count
 from tapfm.runtime.progress import PRINT_INTERVAL_S, make_progress_bars, print_failure
 from tapfm.runtime.steps import Step, StepResult
 
-_UPDATE_INTERVAL_S = 1.0
+_UPDATE_INTERVAL_S = 1.0  # between two counts of finished epochs
 
 
 class StepBars:
@@ -45,7 +45,7 @@ class StepBars:
         self._bars.stop()
 
     def show_start(self, step: Step) -> None:
-        """Add a bar for a step."""
+        """Add a bar for a step, or print its key if the output is not a terminal."""
         self._running[step.key] = step, self._bars.add_task(f"  {step.key}", total=step.epochs or None, note="")
         if not self._console.is_terminal:
             self._print(
@@ -53,7 +53,7 @@ class StepBars:
             )
 
     def show_progress(self) -> None:
-        """Update the number of finished epochs."""
+        """Update the number of finished epochs of each running step."""
         now = time.monotonic()
         if now - self._updated_at < _UPDATE_INTERVAL_S:
             return

@@ -1,4 +1,7 @@
-"""Run steps that depend on each other. Finished steps are not repeated; a failure only blocks dependent steps."""
+"""Run the steps of a study or of the demo. A failed step only blocks the steps that need it.
+
+A step is a tapfm command or a Python function. It is not related to training steps.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from tapfm.errors import TapfmError
-from tapfm.runtime.commands import POLL_INTERVAL_S, failure_reason
+from tapfm.runtime.commands import POLL_INTERVAL_S, read_failure_reason
 
 StepState = Literal["done", "failed", "not run"]
-INTERRUPTED_EXIT_CODE = 130  # after Ctrl-C
+INTERRUPTED_EXIT_CODE = 130  # of a command that Ctrl-C stopped: 128 + SIGINT
 _STOPPED_REASON = "stopped by a signal (Ctrl-C or SIGTERM)"
 
 
@@ -27,13 +30,14 @@ class Step:
     log: file for the command's output.
     group: the run or cohort that the step belongs to, if any.
     title: heading that a display may print instead of the key.
-    output_files: files and folders that the step writes. It is done if all of them exist, unless `check_done` is given.
+    output_files: files and folders that the step writes. Without `check_done`, a step is done if all of them exist.
     check_done: returns whether the step is done.
     needs: keys of the steps that must be done first.
+    function: called in this process instead of running a command.
     prepare: called right before the step runs.
     config_problem: error message if the settings of the command are invalid, otherwise empty. A step with an error
         message counts as failed, and its command is not run.
-    history_file, epochs: for a training run, the file with one line per finished epoch, and the number of epochs.
+    history_file, epochs: for training, the file with one line per finished epoch, and the total number of epochs.
     shown_prefixes: a display may show the lines of the command's output that start with one of these.
     """
 
@@ -63,13 +67,19 @@ class Step:
 
 @dataclass(frozen=True)
 class StepResult:
-    """Result of a step."""
+    """Result of a step.
+
+    reason: why the step failed or was not run.
+    exit_code: exit code of the step's command.
+    seconds: running time of the step.
+    error: exception that the step raised in this process, if any.
+    """
 
     state: StepState
     reason: str = ""
     exit_code: int = field(default=0, compare=False)
     seconds: float = field(default=0.0, compare=False)
-    error: TapfmError | None = field(default=None, compare=False)  # if the step raised it in this process
+    error: TapfmError | None = field(default=None, compare=False)
 
 
 class StepDisplay(Protocol):
@@ -91,9 +101,9 @@ class StepRunner:
     run_command(step, poll): runs the command of a step and returns its exit code. It must call `poll()` regularly.
         `poll` returns None or the number of a signal to forward to the command, or raises SystemExit to stop
         immediately.
-    save_results: called with the results of all steps at the start and after every change.
-    signal_number: returns the number of a received stop signal, or None. After a signal no step is started.
-    jobs: number of steps to run at the same time. A single job runs in the main thread, several run in threads.
+    save_results: called with the results of all steps by key, at the start and after each step.
+    signal_number: returns the number of a received stop signal, or None. After a stop signal no step is started.
+    jobs: number of steps to run at the same time. With 1, steps run in the calling thread, otherwise in other threads.
     """
 
     def __init__(
@@ -134,13 +144,13 @@ class StepRunner:
                     for future in finished:
                         self._finish(running.pop(future), future.result())
             except BaseException:  # for example SystemExit at a second signal
-                # The executor waits for its threads. This makes them stop.
+                # On exit, the executor waits for its threads. The event makes the steps in these threads stop.
                 self._stop_now.set()
                 raise
         return self._results
 
     def _result_if_blocked(self, step: Step) -> StepResult | None:
-        """Return the result of a step that cannot run, or None if it can."""
+        """Return the result of a step that cannot run, or None if the step can run."""
         if step.config_problem:
             return StepResult("failed", step.config_problem)
         done = {key for key, result in self._results.items() if result.state == "done"}
@@ -172,11 +182,14 @@ class StepRunner:
         if self._signal_number() is not None:
             return StepResult("not run", _STOPPED_REASON, code)
         if code == 0:
-            return StepResult("failed", "the command reported no error, but its output files are missing")
-        return StepResult("failed", failure_reason(code, step.log, log_bytes), code)
+            return StepResult("failed", "the step reported no error, but its output files are missing or incomplete")
+        return StepResult("failed", read_failure_reason(code, step.log, log_bytes), code)
 
     def _check_stop_signal(self) -> int | None:
-        """Update the display and return a received stop signal. Raises SystemExit to stop immediately."""
+        """Update the display, and return the number of a received stop signal or None.
+
+        Raises SystemExit if the steps must stop immediately.
+        """
         if self._stop_now.is_set():
             raise SystemExit
         if threading.current_thread() is threading.main_thread():

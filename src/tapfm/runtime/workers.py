@@ -1,7 +1,8 @@
 """Crash-isolated worker processes: a crash only affects the item that was being processed.
 
-A damaged slide can crash a C library. `concurrent.futures` then fails for all remaining items.
-Workers are spawned without the caller's main module, so that scripts need no `if __name__ == "__main__"`.
+A damaged slide can crash a C library, and with it the worker process. A `concurrent.futures.ProcessPoolExecutor` would
+then fail for all remaining items. Workers are spawned without the caller's main module, so that scripts that use tapfm
+need no `if __name__ == "__main__"`.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
-_JOIN_TIMEOUT_S = 5.0
+_JOIN_TIMEOUT_S = 5.0  # how long to wait for a killed worker to exit
 Key = TypeVar("Key")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 def count_workers(workers: int | None) -> int:
-    """Return the number of worker processes; None means one per core, 0 means that all work runs in this process."""
+    """Return `workers`, or the number of available cores if it is None. With 0, all work runs in this process."""
     return available_cores() if workers is None else workers
 
 
@@ -57,13 +58,16 @@ class Worker:
         return self.process.exitcode
 
     def send(self, item: Any) -> None:
-        """Send an item. If the process has died, the next receive fails."""
+        """Send an item to the process. If the process has died, this does not fail, but receiving the result does."""
         with contextlib.suppress(BrokenPipeError):
             self.connection.send(item)
 
 
 class WorkerPool:
-    """Worker processes that are started before there is work for them."""
+    """Worker processes that are started before there is work for them.
+
+    serve: function that each worker runs, with these arguments; see `start_worker`.
+    """
 
     def __init__(self, workers: int, serve: Callable[..., None], *arguments: Any) -> None:
         self._workers = [start_worker(serve, *arguments) for _ in range(workers)]
@@ -86,12 +90,12 @@ def map_isolated(
     workers: int,
     pool: WorkerPool | None = None,
 ) -> Generator[tuple[Key, Result | WorkerCrash], None, None]:
-    """Apply a function to (key, item) pairs in worker processes; yield (key, result) as they finish.
+    """Apply a function to (key, item) pairs in worker processes; yield (key, result) as the items finish.
 
-    An item is consumed when a worker is free. Function and items are pickled. The processes are stopped when the
-    generator is closed or the caller raises. With 0 workers the function runs in this process, without isolation.
+    The next item is taken from `items` when a worker is free. Function and items are pickled. The processes are stopped
+    when the generator ends or is closed. With 0 workers the function runs in this process, without isolation.
 
-    pool: workers to use first; they must serve the same function.
+    pool: started workers to use first; they must run `serve_function` with the same function.
     """
     if not workers:
         for key, item in items:
@@ -156,13 +160,13 @@ def describe_exit(exit_code: int | None) -> str:
         names = {each.value: each.name for each in signal.Signals}
         name = names.get(-exit_code, f"signal {-exit_code}")
         possible_cause = " (out of memory?)" if name == "SIGKILL" else ""
-        return f"its process was killed by {name}{possible_cause}"
-    return f"its process ended with exit code {exit_code}"
+        return f"the process was killed by {name}{possible_cause}"
+    return f"the process ended with exit code {exit_code}"
 
 
 @contextlib.contextmanager
 def _ignore_interrupts() -> Iterator[None]:
-    """Ignore Ctrl-C, so that a process started in this context ignores it too. The parent stops its workers."""
+    """Ignore Ctrl-C, so that a worker started in this context ignores it too: the parent process stops its workers."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread can set signal handlers
         yield
         return
@@ -185,8 +189,8 @@ def _hide_main_module() -> Iterator[None]:
 
 
 def _run_worker(serve: Callable[..., None], connection: Connection, arguments: tuple[Any, ...]) -> None:
-    """Call `serve` until the connection closes. Runs in the worker."""
-    # schedulers and terminals signal the whole process group; the parent decides when to stop
+    """Call `serve`, which returns or fails when the connection closes. Runs in the worker."""
+    # schedulers and terminals signal the whole process group; the parent decides when the worker stops
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()

@@ -16,7 +16,7 @@ from tapfm.runtime.commands import run_child_command
 from tapfm.runtime.files import write_atomically
 from tapfm.runtime.interrupts import StopSignalHandler
 from tapfm.runtime.messages import format_command
-from tapfm.runtime.output_folder import lock_folder, remove_unfinished
+from tapfm.runtime.output_folder import lock_folder, remove_unfinished_files
 from tapfm.runtime.step_bars import StepBars
 from tapfm.runtime.steps import Step, StepResult, StepRunner
 from tapfm.runtime.workers import available_cores
@@ -60,7 +60,7 @@ def run_study_steps(
     plan = plan_study(study, folder, only)
     check_input_files(study)
     with lock_folder(out, "tapfm study"), StopSignalHandler(console.print) as stop:
-        remove_unfinished(out)
+        remove_unfinished_files(out)
         check_folder(study, folder, plan, resume=resume, resume_hint=resume_hint)
         write_atomically(folder.study, format_study(study.as_tables()).encode())
         for run in plan.runs:

@@ -18,10 +18,10 @@ from rich.console import Console
 
 from tapfm.errors import InputError, TapfmError
 from tapfm.runtime.claims import SlideClaims
-from tapfm.runtime.cohort_job import RESUME_HINT, Failure, run_slides
+from tapfm.runtime.cohort_job import RESUME_HINT, Failure, process_slides
 from tapfm.runtime.csv_files import csv_text
 from tapfm.runtime.files import fingerprint, write_atomically
-from tapfm.runtime.output_folder import lock_folder, remove_unfinished
+from tapfm.runtime.output_folder import lock_folder, remove_unfinished_files
 from tapfm.runtime.progress import SlideProgress
 from tapfm.slides.opening import CONTACT_SHEET, open_slide
 from tapfm.synthetic.cohort_plan import (
@@ -52,19 +52,19 @@ _SETTINGS_FILE = "synth.json"
 _SLIDE_FOLDERS: dict[CohortName, str] = {"development": "slides", "external": "external"}
 COHORT_TABLES: dict[CohortName, str] = {"development": "cohort.csv", "external": "external.csv"}
 _TRUTH_FOLDER = "truth"
-_SLIDE_NAME = re.compile(r"(slides/S|external/X)\d{3,}\.svs")
+_SLIDE_PATH_PATTERN = re.compile(r"(slides/S|external/X)\d{3,}\.svs")
 README = "README.md"
 _MAX_CONTACT_SHEET_SLIDES = 40
-_BYTES_PER_PIXEL = 55  # peak memory per slide pixel while a slide is generated, with a margin
+_PEAK_BYTES_PER_PIXEL = 55  # peak memory per slide pixel while a slide is generated, with a safety margin
 _FAILURE_HINT = f"{RESUME_HINT} If the machine ran out of memory, use --workers 1 or a smaller --tiles-per-slide."
 
 
 @dataclass(frozen=True)
 class _GenerationJob:
-    """One slide to generate. Jobs are sent to workers."""
+    """One slide that a worker process generates."""
 
     planned_slide: PlannedSlide
-    folder: Path  # of the cohort
+    folder: Path  # cohort folder
 
     @property
     def relative_path(self) -> str:
@@ -86,13 +86,14 @@ def parse_cohort_spec(
     tiles: int,
     seed: int,
 ) -> CohortSpec:
-    """Return the settings of a cohort from command-line options.
+    """Return the settings of a cohort from the options of `tapfm synth`. `CohortSpec` describes most of them.
 
-    prevalence: P for all targets, or TARGET=P for one target, which takes precedence.
+    prevalence: values of --prevalence. P sets the prevalence of all targets; TARGET=P sets the prevalence of one target
+    and takes precedence over P.
     """
     spec = CohortSpec(slides, external, task, difficulty, seed, tiles, fractions)
     names = {each.name.lower(): each.name for each in spec.targets}
-    by_target: dict[str, float] = {}
+    prevalence_by_target: dict[str, float] = {}
     for text in sorted(prevalence, key=lambda each: "=" in each):
         name, _, value = text.rpartition("=")
         try:
@@ -102,41 +103,47 @@ def parse_cohort_spec(
                 f"--prevalence {text}: '{value}' is not a number.",
                 hint=f"Pass a fraction between 0 and 1: --prevalence 0.4 or --prevalence {spec.targets[0].name}=0.4",
             ) from error
-        by_target |= {names.get(name.lower(), name): number} if name else dict.fromkeys(names.values(), number)
-    return replace(spec, prevalence=by_target)
+        chosen = [names.get(name.lower(), name)] if name else list(names.values())
+        prevalence_by_target |= dict.fromkeys(chosen, number)
+    return replace(spec, prevalence=prevalence_by_target)
 
 
 def generate_cohort(
     spec: CohortSpec, folder: Path, *, workers: int, force: bool, console: Console
 ) -> list[PlannedSlide]:
-    """Generate all slides that do not exist yet, then write the tables. Return all slides."""
+    """Generate a cohort in `folder` and return the plan of each slide.
+
+    Slides that are already complete are kept, unless `force` is set.
+    """
     slides = plan_cohort(spec)
     jobs = [_GenerationJob(each, folder) for each in slides]
-    key = fingerprint(SYNTHETIC_VERSION, asdict(spec))
-    earlier_slides = _check_folder(folder, key, force=force)
+    settings_key = fingerprint(SYNTHETIC_VERSION, asdict(spec))
+    outdated_slides = _list_outdated_slides(folder, settings_key, force=force)
     with lock_folder(folder, "tapfm synth", "choose another folder"), SlideClaims(folder) as claims:
         try:
-            remove_unfinished(folder, *(folder / name for name in (*_SLIDE_FOLDERS.values(), _TRUTH_FOLDER)))
-            _remove_earlier_cohort(folder, earlier_slides)
-            settings = {"key": key, "settings": asdict(spec), "slides": [job.relative_path for job in jobs]}
+            remove_unfinished_files(folder, *(folder / name for name in (*_SLIDE_FOLDERS.values(), _TRUTH_FOLDER)))
+            _remove_outdated_cohort(folder, outdated_slides)
+            settings = {"key": settings_key, "settings": asdict(spec), "slides": [job.relative_path for job in jobs]}
             write_atomically(folder / _SETTINGS_FILE, json.dumps(settings, indent=1).encode())
-            todo = [job for job in jobs if force or not _is_complete(job)]
+            todo = [job for job in jobs if force or not _is_slide_complete(job)]
             if len(todo) < len(jobs):
                 console.print(
                     f"{len(jobs) - len(todo):,} of {len(jobs):,} slides already exist and are kept. "
                     "Use --force to generate all slides again."
                 )
             _generate_slides(todo, _limit_workers(todo, workers, console), claims, console)
-            _write_tables(spec, slides, folder)
+            _write_cohort_files(spec, slides, folder)
         except OSError as error:
-            raise TapfmError(f"{folder} cannot be written ({error}).", hint=_FAILURE_HINT) from error
+            raise TapfmError(
+                f"{folder} cannot be written ({error}).", hint=f"Check free disk space and permissions. {_FAILURE_HINT}"
+            ) from error
     return slides
 
 
-def _is_complete(job: _GenerationJob) -> bool:
-    """Return whether all files of a slide exist and can be read."""
-    files = _list_truth_files(job.folder, job.planned_slide.slide_id).values()
-    if not all(path.is_file() for path in (job.slide_path, *files)):
+def _is_slide_complete(job: _GenerationJob) -> bool:
+    """Return whether all files of a slide exist, and its SVS file and ground truth (PNG and JSON) can be read."""
+    truth_paths = _get_truth_paths(job.folder, job.planned_slide.slide_id).values()
+    if not all(path.is_file() for path in (job.slide_path, *truth_paths)):
         return False
     try:
         read_truth(job.folder / _TRUTH_FOLDER, job.planned_slide.slide_id)
@@ -148,22 +155,26 @@ def _is_complete(job: _GenerationJob) -> bool:
 
 
 def _limit_workers(jobs: Sequence[_GenerationJob], workers: int, console: Console) -> int:
-    """Return the number of workers that free memory allows, at most `workers`."""
+    """Return the number of workers that free memory allows: at least 1, at most `workers`.
+
+    Return `workers` itself if it is 0 or if the operating system does not report the free memory.
+    """
     if not workers or not jobs or not hasattr(os, "sysconf") or "SC_AVPHYS_PAGES" not in os.sysconf_names:
         return workers
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    largest_um2 = max(job.planned_slide.section.width_um * job.planned_slide.section.height_um for job in jobs)
-    pixels = largest_um2 / min(job.planned_slide.scanner.mpp for job in jobs) ** 2
-    fitting = max(1, min(workers, int(free / (_BYTES_PER_PIXEL * pixels))))
-    if fitting < workers:
-        console.print(f"Using {fitting} instead of {workers} workers, because free memory is limited.")
-    return fitting
+    free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    max_area_um2 = max(job.planned_slide.section.width_um * job.planned_slide.section.height_um for job in jobs)
+    max_pixels = max_area_um2 / min(job.planned_slide.scanner.mpp for job in jobs) ** 2
+    allowed_workers = max(1, min(workers, int(free_bytes / (_PEAK_BYTES_PER_PIXEL * max_pixels))))
+    if allowed_workers < workers:
+        console.print(f"Using {allowed_workers} instead of {workers} workers, because free memory is limited.")
+    return allowed_workers
 
 
-def _check_folder(folder: Path, key: str, *, force: bool) -> list[str]:
-    """Return the relative paths of the slides to delete: those of a cohort that has other settings, if `force` is set.
+def _list_outdated_slides(folder: Path, settings_key: str, *, force: bool) -> list[str]:
+    """Return the slides of a cohort in the folder whose key in synth.json is not `settings_key`; otherwise, no slides.
 
-    Raise InputError if the folder contains such a cohort and `force` is not set, or if it contains other files.
+    The slides are paths relative to the folder. Raise InputError if the folder contains a cohort with another key and
+    `force` is not set, or if it contains files but no cohort.
     """
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file.", hint="Use a new folder, or one that tapfm synth created.")
@@ -176,78 +187,83 @@ def _check_folder(folder: Path, key: str, *, force: bool) -> list[str]:
             f"{folder} is not empty and was not created by tapfm synth.", hint="Use a new folder."
         ) from error
     except OSError as error:
-        raise InputError(f"{folder} cannot be read ({error}).", hint="Use another folder.") from error
+        raise InputError(
+            f"{folder} cannot be read ({error}).", hint="Check its permissions, or use another folder."
+        ) from error
     try:
-        earlier = json.loads(text)
-        earlier_key, names = str(earlier["key"]), [str(name) for name in earlier["slides"]]
-        if not all(_SLIDE_NAME.fullmatch(name) for name in names):
-            raise ValueError("unexpected slide name")
+        settings = json.loads(text)
+        existing_key, slide_paths = str(settings["key"]), [str(path) for path in settings["slides"]]
+        if not all(_SLIDE_PATH_PATTERN.fullmatch(path) for path in slide_paths):
+            raise ValueError("unexpected path of a slide")
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{folder / _SETTINGS_FILE} is damaged ({type(error).__name__}: {error}).",
             hint="Use a new folder, or delete this one and run the command again.",
         ) from error
-    if earlier_key == key:
+    if existing_key == settings_key:
         return []
     if not force:
         raise InputError(
             f"{folder} contains a cohort that was generated with other settings or by another version of tapfm.",
             hint="Use another folder, or replace this cohort with --force.",
         )
-    return names
+    return slide_paths
 
 
-def _remove_earlier_cohort(folder: Path, names: Sequence[str]) -> None:
-    """Delete the files of an earlier cohort, but no other files."""
-    for name in names:
-        for path in (folder / name, *_list_truth_files(folder, Path(name).stem).values()):
+def _remove_outdated_cohort(folder: Path, slide_paths: Sequence[str]) -> None:
+    """Delete the cohort with these slides: slides, ground truth, tables, contact sheet and README, but no other files.
+
+    Slides and their ground truth are kept if their folder is a symbolic link.
+    """
+    for slide_path in slide_paths:
+        for path in (folder / slide_path, *_get_truth_paths(folder, Path(slide_path).stem).values()):
             if not path.parent.is_symlink():
                 path.unlink(missing_ok=True)
-    if names:
+    if slide_paths:
         for name in (*COHORT_TABLES.values(), CONTACT_SHEET, README, f"{_TRUTH_FOLDER}/tiles.csv"):
             (folder / name).unlink(missing_ok=True)
 
 
-def _list_truth_files(folder: Path, slide_id: str) -> dict[str, Path]:
-    """Return the ground truth files of a slide by suffix."""
+def _get_truth_paths(folder: Path, slide_id: str) -> dict[str, Path]:
+    """Return the paths of a slide's ground truth files by suffix. The files may not exist yet."""
     return {suffix: folder / _TRUTH_FOLDER / f"{slide_id}.{suffix}" for suffix in ("png", "json", "geojson")}
 
 
 def _generate_slides(jobs: Sequence[_GenerationJob], workers: int, claims: SlideClaims, console: Console) -> None:
-    """Generate slides in worker processes. Raise TapfmError if a slide fails."""
+    """Generate slides in worker processes. Raise TapfmError at the first slide that fails."""
     by_id = {job.planned_slide.slide_id: job for job in jobs}
     with SlideProgress(console, "generating", slides=len(jobs)) as progress:
-        for slide_id, result in run_slides(_generate_and_write, by_id, workers=workers, claims=claims):
+        for slide_id, result in process_slides(_generate_and_write_slide, by_id, workers=workers, claims=claims):
             if isinstance(result, Failure):
                 raise TapfmError(f"Slide {slide_id} could not be generated: {result.reason}.", hint=_FAILURE_HINT)
             progress.finish_slide(slide_id)
 
 
-def _generate_and_write(job: _GenerationJob) -> None:
+def _generate_and_write_slide(job: _GenerationJob) -> None:
     """Generate one slide and write its files. Runs in a worker."""
-    cv2.setNumThreads(1)  # several slides are generated in parallel
+    cv2.setNumThreads(1)  # one thread per worker, because workers generate slides in parallel
     planned_slide = job.planned_slide
     rendered = render_slide(planned_slide)
-    files = _list_truth_files(job.folder, planned_slide.slide_id)
+    truth_paths = _get_truth_paths(job.folder, planned_slide.slide_id)
     scan = rendered.scan
     artefacts = {"Fold": scan.fold_mask, "Out of focus": scan.blur_mask, "Pen": scan.pen_mask}
-    write_atomically(files["png"], encode_truth_image(rendered.truth))
-    write_atomically(files["json"], json.dumps(truth_metadata(rendered.truth)).encode())
-    write_atomically(files["geojson"], encode_truth_geojson(rendered.truth, artefacts, planned_slide.slide_id))
-    # the slide is written last, so that a slide that exists is complete
+    write_atomically(truth_paths["png"], encode_truth_image(rendered.truth))
+    write_atomically(truth_paths["json"], json.dumps(truth_metadata(rendered.truth)).encode())
+    write_atomically(truth_paths["geojson"], encode_truth_geojson(rendered.truth, artefacts, planned_slide.slide_id))
+    # the SVS file is written last: where it exists, the ground truth was written too
     write_atomically(job.slide_path, encode_svs(scan.pixels, planned_slide.scanner, planned_slide.slide_id))
 
 
-def _write_tables(spec: CohortSpec, slides: Sequence[PlannedSlide], folder: Path) -> None:
+def _write_cohort_files(spec: CohortSpec, slides: Sequence[PlannedSlide], folder: Path) -> None:
     """Write the cohort tables, the table of tiles, the contact sheet and the README."""
     targets = [each.name for each in spec.targets]
     for cohort, name in COHORT_TABLES.items():
-        rows = [each for each in slides if each.cohort == cohort]
-        if rows:
-            write_atomically(folder / name, _encode_cohort_table(rows, targets, folder))
+        cohort_slides = [each for each in slides if each.cohort == cohort]
+        if cohort_slides:
+            write_atomically(folder / name, _encode_cohort_table(cohort_slides, targets, folder))
     truths = {each.slide_id: read_truth(folder / _TRUTH_FOLDER, each.slide_id) for each in slides}
-    tile_table = [row for each in slides for row in tile_rows(each.slide_id, truths[each.slide_id], targets)]
-    write_atomically(folder / _TRUTH_FOLDER / "tiles.csv", encode_tile_table(tile_table, targets))
+    rows = [row for each in slides for row in tile_rows(each.slide_id, truths[each.slide_id], targets)]
+    write_atomically(folder / _TRUTH_FOLDER / "tiles.csv", encode_tile_table(rows, targets))
     write_atomically(
         folder / CONTACT_SHEET, _encode_contact_sheet([_GenerationJob(each, folder) for each in slides], truths)
     )
@@ -265,9 +281,12 @@ def _encode_cohort_table(slides: Sequence[PlannedSlide], targets: Sequence[str],
 
 
 def _encode_contact_sheet(jobs: Sequence[_GenerationJob], truths: Mapping[str, SlideTruth]) -> bytes:
-    """Return a JPEG with a thumbnail and an example tile of each slide; a subset of the slides of a large cohort."""
+    """Encode a JPEG with a thumbnail and an example tile of each slide.
+
+    If there are more than _MAX_CONTACT_SHEET_SLIDES slides, the JPEG shows that many, evenly spaced in `jobs`.
+    """
     shown = [jobs[i] for i in np.unique(np.linspace(0, len(jobs) - 1, _MAX_CONTACT_SHEET_SLIDES).astype(int))]
-    columns, text_px, gap_px, side_px = 4, 18, 8, TileSpec().tile_px
+    columns, text_height_px, gap_px, side_px = 4, 18, 8, TileSpec().tile_px
     cells = []
     for job in shown:
         truth = truths[job.planned_slide.slide_id]
@@ -275,13 +294,13 @@ def _encode_contact_sheet(jobs: Sequence[_GenerationJob], truths: Mapping[str, S
         with closing(open_slide(job.slide_path)) as slide:
             cells.append((slide.thumbnail(round(side_px * ASPECT_RATIO)).pixels, slide.read(x, y, side_px0, side_px)))
     width_px = max(thumbnail.shape[1] for thumbnail, _ in cells) + side_px + 2 * gap_px
-    height_px = side_px + text_px + gap_px
+    height_px = side_px + text_height_px + gap_px
     sheet = Image.new("RGB", (columns * width_px, -(-len(cells) // columns) * height_px), "white")
     draw = ImageDraw.Draw(sheet)
     for index, (job, (thumbnail, tile)) in enumerate(zip(shown, cells, strict=True)):
         x, y = index % columns * width_px, index // columns * height_px
-        sheet.paste(Image.fromarray(thumbnail), (x, y + text_px))
-        sheet.paste(Image.fromarray(tile), (x + thumbnail.shape[1] + gap_px, y + text_px))
+        sheet.paste(Image.fromarray(thumbnail), (x, y + text_height_px))
+        sheet.paste(Image.fromarray(tile), (x + thumbnail.shape[1] + gap_px, y + text_height_px))
         planned_slide = job.planned_slide
         draw.text(
             (x + 4, y + 3),
@@ -295,7 +314,10 @@ def _encode_contact_sheet(jobs: Sequence[_GenerationJob], truths: Mapping[str, S
 
 
 def _find_example_tile(truth: SlideTruth, positive_targets: Sequence[str]) -> tuple[int, int, int]:
-    """Return (x, y, side) of the tile with most of the planted signal, or most epithelium on a negative slide."""
+    """Return (x, y, side), in level-0 pixels, of the tile with the largest fraction of the signal of a positive target.
+
+    On a slide without positive targets, it is the tile with the largest fraction of epithelium.
+    """
     positions, side_px0 = truth.default_grid()
     signals = [truth.signal_coverage(name, positions, side_px0) for name in positive_targets]
     coverage = np.max(signals, axis=0) if signals else truth.coverage(truth.epithelium, positions, side_px0)
@@ -319,9 +341,11 @@ names of genes, but results on this cohort say nothing about real mutations.
 | `cohort.csv`, `external.csv` | slides, patients, splits, labels, site, scanner |
 | `slides/`, `external/` | SVS files |
 | `{CONTACT_SHEET}` | thumbnails of the slides, each with an example tile |
-| `truth/ID.png` | compartments and foci as pixel values, {MAP_MPP:g} um per pixel; `truth/ID.json` lists the values |
+| `truth/ID.png` | compartments (types of tissue) and foci as pixel values, {MAP_MPP:g} um per pixel |
+| `truth/ID.json` | meaning of each pixel value of `truth/ID.png`; size and um per pixel of the slide |
 | `truth/ID.geojson` | outlines of foci, folds, pen marks and regions out of focus, for QuPath |
 | `truth/tiles.csv` | tiles of 224 px at 0.5 um per pixel: fraction of tissue, fraction with the signal of each target |
 
-A tile contains the signal of a target if that fraction is at least {SIGNAL_THRESHOLD:g}.
+ID is the slide ID. A focus is a part of the epithelium whose nuclei have the signal of a target, or only resemble it.
+A tile counts as containing the signal of a target if its fraction in `tiles.csv` is at least {SIGNAL_THRESHOLD:g}.
 """

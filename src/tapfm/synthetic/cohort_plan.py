@@ -1,7 +1,8 @@
-"""Plan a synthetic cohort: exact numbers of positive slides, and all other properties independent of the labels.
+"""Plan a synthetic cohort: an exact number of positive slides for each target, and the properties of each slide.
 
-Each property of a slide is sampled from its own random stream (seed, slide, property), so that it cannot depend on the
-label. The names of the streams must not change, because they determine the slides.
+Only the foci of positive targets depend on the labels. Each group of other properties, such as the staining, is sampled
+from a separate random stream, such as (seed, slide, "staining"), so that it cannot depend on the labels. The names of
+the streams must not change, because they determine the slides.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ from tapfm.synthetic.section import Focus, Outline, SectionSpec
 
 CohortName: TypeAlias = Literal["development", "external"]
 
-# Version of the synthetic slides. Increase it when the same settings give different slides or truth files. Slides of an
-# older version are then generated again. tests/versions/ fails if the output changes and this version does not.
+# Version of the synthetic slides. Increase it when the same settings give different slides or truth files. Then
+# `tapfm synth` replaces a cohort of an older version only with --force. tests/versions/ fails if the output changes and
+# this version does not.
 SYNTHETIC_VERSION = 1
 
 _FRACTION_AT_40X = 0.3  # fraction of the slides that are scanned at 40x; the others at 20x
-# Minimum number of positive and of negative slides per target and split. Smaller splits: see `_sample_slides`.
-MIN_PER_CLASS = 2
+# Minimum number of positive and of negative slides per target and split. `_sample_slides` says what happens in a split
+# that is too small.
+MIN_SLIDES_PER_CLASS = 2
 _TILE_UM = 112.0  # side of a default tile: 224 px at 0.5 um per pixel
-_TYPICAL_TISSUE_FRACTION = 0.5  # of the area of a slide
+_TYPICAL_TISSUE_FRACTION = 0.5  # fraction of the slide area; determines the size of a slide
 ASPECT_RATIO = 1.28  # width of a slide over its height
 
 
@@ -38,23 +41,23 @@ class SyntheticTarget:
 
     name: str
     prevalence: Mapping[CohortName, float]  # fraction of positive slides
-    morphology: str  # of the nuclei in the foci of positive slides: a key of MORPHOLOGIES
+    morphology: str  # key of MORPHOLOGIES: appearance of the nuclei in this target's focus on positive slides
 
 
 @dataclass(frozen=True)
 class _Difficulty:
-    """Difficulty of the task. Fractions are of the epithelium."""
+    """Difficulty of a cohort. Fractions are fractions of the epithelium."""
 
-    signal_fraction: float  # approximate, for each positive target of a slide
+    signal_fraction: float  # approximate size of the focus of each positive target
     morphology_strength: float  # of nuclei in foci; 0: like normal nuclei, 1: as in MORPHOLOGIES and LOOKALIKES
-    max_lookalike_fraction: float  # maximum for each lookalike, on positive and negative slides
+    max_lookalike_fraction: float  # maximum size of the focus of each lookalike, on positive and negative slides
 
 
 def _make_target(name: str, development: float, external: float, morphology: str) -> SyntheticTarget:
     return SyntheticTarget(name, {"development": development, "external": external}, morphology)
 
 
-# The prevalences are those of the paper. The assignment of morphologies to genes is arbitrary.
+# The prevalences are those of the TAPFM paper. The assignment of morphologies to genes is arbitrary.
 TASKS: dict[str, tuple[SyntheticTarget, ...]] = {
     "fgfr3": (_make_target("FGFR3", 0.16, 0.14, "coarse"),),
     "luad4": (
@@ -89,7 +92,7 @@ _SITES: dict[CohortName, dict[str, StainingProtocol]] = {
         ),
     },
 }
-_SCANNERS: dict[CohortName, tuple[tuple[Scanner, Scanner], ...]] = {  # (20x, 40x)
+_SCANNERS: dict[CohortName, tuple[tuple[Scanner, Scanner], ...]] = {  # each scanner at (20x, 40x)
     "development": (
         (Scanner("alpha", 0.4990, 20), Scanner("alpha", 0.2495, 40)),
         (
@@ -110,14 +113,14 @@ _SCANNERS: dict[CohortName, tuple[tuple[Scanner, Scanner], ...]] = {  # (20x, 40
 class CohortSpec:
     """Settings of a synthetic cohort."""
 
-    slides: int = 60  # in the development cohort
+    slides: int = 60  # number of slides in the development cohort
     external: int = 30  # number of slides in the external cohort
-    task: str = "fgfr3"
-    difficulty: str = "medium"
+    task: str = "fgfr3"  # key of TASKS
+    difficulty: str = "medium"  # key of DIFFICULTIES
     seed: int = 0
     tiles: int = 80  # approximate number of tissue tiles per slide
-    fractions: tuple[float, float, float] = (0.8, 0.1, 0.1)  # train, validation, test
-    prevalence: Mapping[str, float] = field(default_factory=dict)  # by target; default: the prevalence in the paper
+    fractions: tuple[float, float, float] = (0.8, 0.1, 0.1)  # of development slides: train, validation, test
+    prevalence: Mapping[str, float] = field(default_factory=dict)  # by target; a target without entry: as in TASKS
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
@@ -128,7 +131,7 @@ class CohortSpec:
             )
         if not (2 <= self.slides <= 9999 and 0 <= self.external <= 9999):
             raise InputError(
-                f"Cannot generate {self.slides} slides and {self.external} external slides.",
+                f"Cannot generate {self.slides} development slides and {self.external} external slides.",
                 hint="--slides must be from 2 to 9999, --external from 0 to 9999.",
             )
         if not 10 <= self.tiles <= 1000:
@@ -138,9 +141,9 @@ class CohortSpec:
             )
         if not all(0 <= each <= 1 for each in self.fractions) or not abs(sum(self.fractions) - 1) <= 1e-6:
             raise InputError(
-                f"--fractions {' '.join(f'{each:g}' for each in self.fractions)} is invalid.",
-                hint="Pass the fractions of training, validation and test slides, with a sum of 1: "
-                "--fractions 0.8 0.1 0.1",
+                f"--fractions {' '.join(f'{each:g}' for each in self.fractions)} is invalid: "
+                "each fraction must be from 0 to 1, and the sum must be 1.",
+                hint="Pass the fractions of training, validation and test slides, for example --fractions 0.8 0.1 0.1",
             )
         names = [each.name for each in self.targets]
         for name, value in self.prevalence.items():
@@ -154,7 +157,7 @@ class CohortSpec:
 
     @property
     def targets(self) -> tuple[SyntheticTarget, ...]:
-        """Targets of the task, with the prevalences of these settings."""
+        """Targets of the task. An entry of `self.prevalence` replaces the prevalence in TASKS, in both cohorts."""
         return tuple(
             replace(each, prevalence=dict.fromkeys(each.prevalence, self.prevalence[each.name]))
             if each.name in self.prevalence
@@ -170,14 +173,14 @@ class PlannedSlide:
     slide_id: str
     patient_id: str
     cohort: CohortName
-    split: str
+    split: str  # "train", "val" or "test"
     labels: Mapping[str, int]  # by target; 1: positive
     site: str
     section: SectionSpec
     staining: StainingProtocol
     scanner: Scanner
     artefacts: Artefacts
-    seed: int  # of the cohort
+    seed: int  # seed of the cohort
 
     @property
     def positive_targets(self) -> list[str]:
@@ -185,7 +188,7 @@ class PlannedSlide:
 
     @property
     def rng_key(self) -> tuple[int | str, ...]:
-        """First parts of the keys of this slide's random streams (see `make_rng`)."""
+        """Start of the key (see `make_rng`) of each random stream that renders this slide."""
         return self.seed, self.slide_id
 
 
@@ -200,7 +203,7 @@ def plan_cohort(spec: CohortSpec) -> list[PlannedSlide]:
         splits = _assign_splits(count, spec.fractions, spec.seed) if cohort == "development" else ["test"] * count
         labels = {
             each.name: _sample_slides(
-                splits, each.prevalence[cohort], MIN_PER_CLASS, spec.seed, cohort, "label", each.name
+                splits, each.prevalence[cohort], MIN_SLIDES_PER_CLASS, spec.seed, cohort, "label", each.name
             )
             for each in spec.targets
         }
@@ -222,7 +225,11 @@ def plan_cohort(spec: CohortSpec) -> list[PlannedSlide]:
 
 
 def _allocate_counts(total: int, sizes: Sequence[float], minimum: Sequence[int], maximum: Sequence[int]) -> list[int]:
-    """Distribute a total over groups in proportion to their sizes, within the bounds of each group."""
+    """Distribute `total` over groups in proportion to their sizes; return the count of each group.
+
+    Each count is between the `minimum` and the `maximum` of its group. If the sum of these bounds does not allow
+    `total`, the counts add up to the nearest number that it allows.
+    """
     counts = list(minimum)
     total = min(max(total, sum(minimum)), sum(maximum))
     for _ in range(total - sum(minimum)):
@@ -235,7 +242,10 @@ def _allocate_counts(total: int, sizes: Sequence[float], minimum: Sequence[int],
 
 
 def _assign_splits(count: int, fractions: tuple[float, float, float], seed: int) -> list[str]:
-    """Return the split of each slide of the development cohort."""
+    """Return the split of each slide of the development cohort.
+
+    Each split with a fraction above 0 gets at least one slide, if there are enough slides for that.
+    """
     is_used = [fraction > 0 for fraction in fractions]
     minimum = [int(each and count >= sum(is_used)) for each in is_used]
     sizes = _allocate_counts(count, fractions, minimum, [count * each for each in is_used])
@@ -244,11 +254,12 @@ def _assign_splits(count: int, fractions: tuple[float, float, float], seed: int)
 
 
 def _sample_slides(splits: Sequence[str], fraction: float, min_per_split: int, *rng_key: int | str) -> np.ndarray:
-    """Return a mask of randomly sampled slides. Their number is `fraction` of all slides, rounded, within these limits:
+    """Return a mask of randomly sampled slides: `fraction` of all slides, rounded, within the limits of each split.
 
-    In each split, at least `min_per_split` slides are sampled, or half of a split that is too small for that. As many
-    stay unsampled. If the splits are so small that fewer than `min_per_split` slides of the cohort would be sampled,
-    more slides of the largest split are; then all of its slides can be sampled.
+    In each split, at least `min_per_split` slides are sampled, and at least as many are not sampled. In a split with
+    fewer than twice `min_per_split` slides, both limits are half of the split, rounded down. If the lower limits of all
+    splits add up to less than `min_per_split` (or less than half of the cohort, if that is smaller), the lower limit of
+    the largest split is raised by the difference. Then all slides of the largest split can be sampled.
     """
     members = [np.flatnonzero(np.array(splits) == name) for name in dict.fromkeys(splits)]
     sizes = [len(each) for each in members]
@@ -273,7 +284,7 @@ def _plan_slide(
     labels: Mapping[str, int],
     at_40x: bool,
 ) -> PlannedSlide:
-    """Sample the properties of a slide. Only the foci depend on the labels."""
+    """Sample the properties of a slide. Only the foci of positive targets depend on the labels."""
     site = str(make_rng(spec.seed, slide_id, "site").choice(list(_SITES[cohort])))
     scanners = _SCANNERS[cohort]
     scanner = scanners[int(make_rng(spec.seed, slide_id, "scanner").integers(len(scanners)))][at_40x]
@@ -293,14 +304,14 @@ def _plan_slide(
 
 
 def _sample_section(spec: CohortSpec, slide_id: str, cohort: CohortName, labels: Mapping[str, int]) -> SectionSpec:
-    """Sample the settings of a slide's section, with foci for its positive targets and for lookalikes."""
+    """Sample the settings of a slide's section, with a focus for each positive target and for lookalikes."""
     rng = make_rng(spec.seed, slide_id, "section")
     height_um = _TILE_UM * np.sqrt(spec.tiles / _TYPICAL_TISSUE_FRACTION / ASPECT_RATIO)
-    lowest, highest = (0.40, 0.62) if cohort == "development" else (0.28, 0.50)
-    sampled = SectionSpec(
+    min_tissue, max_tissue = (0.40, 0.62) if cohort == "development" else (0.28, 0.50)
+    without_foci = SectionSpec(
         width_um=round(ASPECT_RATIO * height_um),
         height_um=round(height_um),
-        tissue_fraction=rng.uniform(lowest, highest),
+        tissue_fraction=rng.uniform(min_tissue, max_tissue),
         outline=cast(Outline, str(rng.choice(["resection", "chips", "cores"], p=[0.4, 0.4, 0.2]))),
         epithelium_fraction=rng.uniform(0.38, 0.5),
         lumen_probability=rng.uniform(0.25, 0.7),
@@ -320,11 +331,11 @@ def _sample_section(spec: CohortSpec, slide_id: str, cohort: CohortName, labels:
         fraction = difficulty.max_lookalike_fraction * make_rng(spec.seed, slide_id, "share", name).uniform(0, 1)
         if fraction > 0:
             foci.append(Focus(name, interpolate_kinds(EPITHELIAL, kind, difficulty.morphology_strength), fraction))
-    return replace(sampled, foci=tuple(foci))
+    return replace(without_foci, foci=tuple(foci))
 
 
 def _sample_staining(protocol: StainingProtocol, seed: int, slide_id: str) -> StainingProtocol:
-    """Sample the staining of a slide: a variation of the protocol of its site."""
+    """Sample the staining of a slide: a random variation of `protocol`, the protocol of the site of the slide."""
     rng = make_rng(seed, slide_id, "staining")
     return replace(
         protocol,

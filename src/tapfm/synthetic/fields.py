@@ -18,44 +18,45 @@ class Noise:
     """Smooth noise that can be evaluated in strips of rows: random values on a coarse grid, interpolated."""
 
     grid: Float32Array  # (rows, columns): standard normal random values
-    step_px: float  # distance between grid points, in pixels of the rendered rows
-    shift_xy: tuple[float, float]  # offset of the grid, as a fraction of a step
+    grid_spacing_px: float  # distance between grid points, in pixels of the rendered rows
+    shift_xy: tuple[float, float]  # offset of the grid, as a fraction of `grid_spacing_px`
 
     def render_rows(self, top: int, bottom: int, width: int) -> Float32Array:
-        """Return the rows from `top` to `bottom`. Mean 0, standard deviation about 1.2."""
-        scale, (shift_x, shift_y) = 1 / self.step_px, self.shift_xy
+        """Return the rows from `top` to `bottom` (exclusive). Mean 0, standard deviation about 1.2."""
+        scale, (shift_x, shift_y) = 1 / self.grid_spacing_px, self.shift_xy
         to_grid = np.array([[scale, 0, 1 + shift_x], [0, scale, 1 + shift_y + top * scale]], np.float64)
         flags = cv2.INTER_CUBIC | cv2.WARP_INVERSE_MAP
         values = cv2.warpAffine(self.grid, to_grid, (width, bottom - top), flags=flags)
-        values *= np.float32(1.45)  # interpolation reduces the standard deviation
+        values *= np.float32(1.45)  # interpolation reduces the standard deviation from 1 to about 0.85
         return np.asarray(values, np.float32)
 
 
 def make_noise(rng: np.random.Generator, shape_hw: Shape, wavelength_px: float) -> Noise:
-    """Sample noise with a wavelength of about `wavelength_px`."""
-    step = max(wavelength_px / 2, 1.0)
-    height, width = (int(np.ceil(side / step)) + 4 for side in shape_hw)
+    """Sample smooth noise with a wavelength of about `wavelength_px`, for an image of `shape_hw` pixels."""
+    spacing_px = max(wavelength_px / 2, 1.0)
+    height, width = (int(np.ceil(side / spacing_px)) + 4 for side in shape_hw)
     grid = rng.standard_normal((height, width), dtype=np.float32)
     # a random shift, so that the grids of two fields do not coincide
     shift_x, shift_y = rng.uniform(0, 1, 2)
-    return Noise(grid, step, (float(shift_x), float(shift_y)))
+    return Noise(grid, spacing_px, (float(shift_x), float(shift_y)))
 
 
-def smooth_noise(rng: np.random.Generator, shape_hw: Shape, wavelength_px: float) -> Float32Array:
-    """Sample smooth noise and return all its rows. Mean 0, standard deviation about 1.2."""
+def sample_smooth_noise(rng: np.random.Generator, shape_hw: Shape, wavelength_px: float) -> Float32Array:
+    """Sample smooth noise and return it as an array of `shape_hw`. Mean 0, standard deviation about 1.2."""
     return make_noise(rng, shape_hw, wavelength_px).render_rows(0, *shape_hw)
 
 
-def rough_noise(
+def sample_rough_noise(
     rng: np.random.Generator, shape_hw: Shape, wavelength_px: float, octaves: int = 3, persistence: float = 0.5
 ) -> Float32Array:
     """Sample a sum of octaves of smooth noise.
 
-    Each octave has half the wavelength and `persistence` times the amplitude of the previous one.
+    Each octave has half the wavelength and `persistence` times the amplitude of the previous octave. The sum is scaled
+    to mean 0 and a standard deviation of about 1.2, like smooth noise.
     """
     total = np.zeros(shape_hw, np.float32)
     for octave in range(octaves):
-        total += np.float32(persistence**octave) * smooth_noise(rng, shape_hw, wavelength_px / 2**octave)
+        total += np.float32(persistence**octave) * sample_smooth_noise(rng, shape_hw, wavelength_px / 2**octave)
     return total / np.float32(np.sqrt(sum(persistence ** (2 * octave) for octave in range(octaves))))
 
 
@@ -67,7 +68,7 @@ def resize_field(field: Float32Array, shape_hw: Shape) -> Float32Array:
 
 
 def enlarge_rows(field: Float32Array, factor: float, top: int, bottom: int, width: int) -> Float32Array:
-    """Resize a field by `factor` as `resize_field` does, but return only the rows from `top` to `bottom`."""
+    """Resize a field by `factor` as `resize_field` does, but return only rows `top` to `bottom` (exclusive)."""
     scale = 1 / factor
     to_field = np.array([[scale, 0, scale / 2 - 0.5], [0, scale, (top + 0.5) * scale - 0.5]], np.float64)
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
@@ -76,12 +77,15 @@ def enlarge_rows(field: Float32Array, factor: float, top: int, bottom: int, widt
 
 
 def soft_step(field: Float32Array, width: float) -> Float32Array:
-    """Map a field to 0 to 1 with a linear step of `width` around zero."""
+    """Map values below -width / 2 to 0 and values above width / 2 to 1; linear in between."""
     return np.clip(field / np.float32(width) + np.float32(0.5), 0, 1)
 
 
 def distance_inside(mask: npt.NDArray[np.bool_]) -> Float32Array:
-    """Return the distance of each mask pixel to the nearest pixel outside the mask, in pixels; 0 outside."""
+    """Return the distance of each pixel inside the mask to the nearest pixel outside it, in pixels; 0 outside the mask.
+
+    The area beyond the edges of the array counts as outside.
+    """
     padded = cv2.copyMakeBorder(mask.astype(np.uint8), 1, 1, 1, 1, cv2.BORDER_CONSTANT, value=0)
     return np.asarray(cv2.distanceTransform(padded, cv2.DIST_L2, 5)[1:-1, 1:-1], np.float32)
 
@@ -89,19 +93,26 @@ def distance_inside(mask: npt.NDArray[np.bool_]) -> Float32Array:
 def fibre_coordinates(
     rng: np.random.Generator, shape_hw: Shape, bend_px: float, wavelength_px: float
 ) -> tuple[Float32Array, Float32Array]:
-    """Return the coordinates of each pixel along and across wavy, parallel fibres, in pixels."""
+    """Return the coordinates of each pixel along and across wavy, parallel fibres, in pixels.
+
+    The fibres have a random direction. Their waves have an amplitude of about `bend_px`.
+    """
     height, width = shape_hw
     angle = rng.uniform(0, np.pi)
     y, x = np.mgrid[0:height, 0:width].astype(np.float32)
     cosine, sine = np.float32(np.cos(angle)), np.float32(np.sin(angle))
-    bend = [np.float32(bend_px) * rough_noise(rng, shape_hw, wavelength_px, 3, 0.4) for _ in range(2)]
+    bend = [np.float32(bend_px) * sample_rough_noise(rng, shape_hw, wavelength_px, 3, 0.4) for _ in range(2)]
     return cosine * x + sine * y + bend[0], cosine * y - sine * x + bend[1]
 
 
 def render_fibres(
     texture: Float32Array, along: Float32Array, across: Float32Array, length_px: float, thickness_px: float
 ) -> Float32Array:
-    """Stretch a noise texture along fibre coordinates; the result has the amplitude of the texture."""
+    """Render fibres: the values of a noise texture, stretched along the fibres, with the amplitude of the texture.
+
+    along, across: coordinates of each pixel, see `fibre_coordinates`.
+    length_px, thickness_px: length and thickness of two texture pixels, after stretching.
+    """
     along, across = along * np.float32(2 / length_px), across * np.float32(2 / thickness_px)
     # the texture is reflected at its edges, so that the repeated texture has no seams
     return np.asarray(cv2.remap(texture, along, across, cv2.INTER_LINEAR, None, cv2.BORDER_REFLECT_101), np.float32)

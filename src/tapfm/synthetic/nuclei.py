@@ -1,8 +1,8 @@
 """Kinds of nuclei, morphologies of the planted signal, and rendering of nuclei.
 
-A morphology changes size, shape, chromatin or arrangement of nuclei, but never the mean colour. Larger nuclei have a
-larger spacing, so that the covered area is the same. The texture of a nucleus does not change its mean
-transmitted light.
+A morphology changes the size, shape, chromatin or arrangement of nuclei, but not the mean colour of the tissue: larger
+nuclei have a larger spacing, so that nuclei cover about the same area, and the texture of a nucleus does not change the
+mean light that the nucleus transmits.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tapfm.synthetic.fields import Float32Array, smooth_noise
+from tapfm.synthetic.fields import Float32Array, sample_smooth_noise
 
 
 @dataclass(frozen=True)
 class NucleusKind:
     """Appearance of one kind of nuclei."""
 
-    length_um: float  # mean length and width
-    width_um: float
-    spacing_um: float  # between the centres of neighbours
-    haematoxylin: float = 1.0  # mean optical density, before the staining strength of the slide
-    size_spread: float = 0.12  # standard deviation of the size, as a fraction of the mean size
+    length_um: float  # mean length
+    width_um: float  # mean width
+    spacing_um: float  # mean distance between the positions of neighbours; a position has one nucleus or a pair
+    haematoxylin: float = 1.0  # mean optical density, before it is multiplied by the staining strength of the slide
+    size_spread: float = 0.12  # standard deviation of length and width, as a fraction of their means
     grain: float = 0.16  # amplitude of the chromatin texture, relative to the mean density
     clumps: float = 0.0  # 0: fine chromatin, 1: coarse clumps
     margination: float = 0.15  # 0: even chromatin, near 1: chromatin at the membrane and a clear centre
@@ -32,7 +32,7 @@ class NucleusKind:
 
     @property
     def max_radius_um(self) -> float:
-        """Upper bound of the distance between the centre of a nucleus and its edge."""
+        """Approximate upper bound of the distance from the centre of a nucleus to its edge."""
         return 0.5 * self.length_um * (1 + 3.2 * self.size_spread) * 1.25
 
 
@@ -41,7 +41,7 @@ STROMAL = NucleusKind(12.0, 3.2, 17.0, haematoxylin=1.1, size_spread=0.26, align
 LYMPHOCYTE = NucleusKind(6.2, 5.8, 7.3, haematoxylin=1.5, size_spread=0.07, grain=0.25, clumps=0.5)
 ENDOTHELIAL = NucleusKind(10.0, 2.8, 5.0, haematoxylin=1.15, aligned=1.0)
 
-# Morphologies of targets, at full strength.
+# Morphologies of targets, by name, at full strength (see `interpolate_kinds`).
 MORPHOLOGIES = {
     "coarse": replace(
         EPITHELIAL, length_um=12.6, width_um=10.4, spacing_um=14.7, grain=0.42, clumps=1.0, nucleolus=1.3
@@ -50,7 +50,8 @@ MORPHOLOGIES = {
     "spindle": replace(EPITHELIAL, length_um=16.5, width_um=4.5, spacing_um=10.8, aligned=1.0),
     "paired": replace(EPITHELIAL, spacing_um=15.4, paired=1.0),
 }
-# Morphologies that share only one property with "coarse". They occur in slides of both classes.
+# Morphologies that resemble "coarse" either only in size or only in chromatin. They can occur in positive and negative
+# slides.
 LOOKALIKES = {
     "large": replace(EPITHELIAL, length_um=12.6, width_um=10.4, spacing_um=14.7),
     "clumped": replace(EPITHELIAL, grain=0.42, clumps=1.0, nucleolus=0.6),
@@ -58,7 +59,7 @@ LOOKALIKES = {
 
 
 def interpolate_kinds(normal: NucleusKind, planted: NucleusKind, strength: float) -> NucleusKind:
-    """Interpolate between two kinds: strength 0 returns the normal kind, 1 the planted kind."""
+    """Interpolate between two kinds of nuclei: strength 0 returns `normal`, strength 1 returns `planted`."""
     values = {
         name: getattr(normal, name) + strength * (getattr(planted, name) - getattr(normal, name))
         for name in NucleusKind.__dataclass_fields__
@@ -70,12 +71,12 @@ def interpolate_kinds(normal: NucleusKind, planted: NucleusKind, strength: float
 class Nuclei:
     """Positions, sizes and orientations of nuclei of one kind. Each array has one value per nucleus."""
 
-    name: str  # of the group of nuclei, for example a compartment or a focus
+    name: str  # of the group of nuclei, for example a compartment or a focus; part of the key of its random stream
     kind: NucleusKind
     x_um: Float32Array  # centres, from the upper left corner of the section
     y_um: Float32Array
     length_um: Float32Array  # in the direction of `angle_rad`
-    width_um: Float32Array  # perpendicular to it
+    width_um: Float32Array  # perpendicular to the length
     angle_rad: Float32Array  # direction of the length; 0: right, pi / 2: down
 
     def __len__(self) -> int:
@@ -89,27 +90,27 @@ class Nuclei:
 def render_nuclei(rng: np.random.Generator, nuclei: Nuclei, mpp: float) -> tuple[Float32Array, Float32Array]:
     """Render each nucleus as a small square image; return coverage (0 to 1) and optical density, each (n, side, side).
 
-    The central pixel of a square is the pixel that contains the centre of the nucleus, see `_locate_pixels`.
+    The central pixel of a square is the slide pixel that contains the centre of the nucleus, see `_locate_pixels`.
     """
     kind, count = nuclei.kind, len(nuclei)
     half_px = int(np.ceil(kind.max_radius_um / mpp)) + 1
     _, _, offset_x, offset_y = _locate_pixels(nuclei, mpp)
-    steps = np.arange(-half_px, half_px + 1, dtype=np.float32) * np.float32(mpp)
-    dx = steps[None, None, :] - offset_x[:, None, None]
-    dy = steps[None, :, None] - offset_y[:, None, None]
+    pixels_um = np.arange(-half_px, half_px + 1, dtype=np.float32) * np.float32(mpp)
+    dx = pixels_um[None, None, :] - offset_x[:, None, None]
+    dy = pixels_um[None, :, None] - offset_y[:, None, None]
     cosine, sine = np.cos(nuclei.angle_rad)[:, None, None], np.sin(nuclei.angle_rad)[:, None, None]
     u = (cosine * dx + sine * dy) / (nuclei.length_um[:, None, None] / 2)
     v = (cosine * dy - sine * dx) / (nuclei.width_um[:, None, None] / 2)
-    radius = np.sqrt(u * u + v * v)
+    radius = np.sqrt(u * u + v * v)  # 1 at the edge of the nucleus
     # an irregular ellipse: second and third harmonics of the angle, computed without arctan2
-    safe = radius + np.float32(1e-3)
-    cos1, sin1 = u / safe, v / safe
+    nonzero_radius = radius + np.float32(1e-3)
+    cos1, sin1 = u / nonzero_radius, v / nonzero_radius
     cos2, sin2 = cos1 * cos1 - sin1 * sin1, 2 * cos1 * sin1
     cos3, sin3 = cos2 * cos1 - sin2 * sin1, sin2 * cos1 + cos2 * sin1
     dents = rng.normal(0, 0.05, (4, count, 1, 1)).astype(np.float32)
     radius /= 1 + dents[0] * cos2 + dents[1] * sin2 + dents[2] * cos3 + dents[3] * sin3
     mean_radius_um = (np.sqrt(nuclei.length_um * nuclei.width_um) / 2)[:, None, None]
-    edge_um = np.float32(max(0.9, mpp))
+    edge_um = np.float32(max(0.9, mpp))  # width of the soft edge
     cover = np.clip((1 - radius) * mean_radius_um / edge_um + 0.5, 0, 1)
     return cover, _render_chromatin(rng, kind, radius, cover, mpp)
 
@@ -117,9 +118,12 @@ def render_nuclei(rng: np.random.Generator, nuclei: Nuclei, mpp: float) -> tuple
 def _render_chromatin(
     rng: np.random.Generator, kind: NucleusKind, radius: Float32Array, cover: Float32Array, mpp: float
 ) -> Float32Array:
-    """Return the optical density of nuclei, scaled so that the texture does not change the mean transmitted light."""
+    """Return the optical density of nuclei, scaled so that the texture does not change the mean transmitted light.
+
+    radius: distance of each pixel from the centre of the nucleus; 1 at the edge. cover: coverage, see `render_nuclei`.
+    """
     count, side = len(radius), radius.shape[1]
-    # sampled before anything that depends on mpp, so that the densities are the same at every scale
+    # sampled before anything that depends on mpp, so that the mean densities are the same at every mpp
     target_density = (kind.haematoxylin * np.clip(rng.normal(1, 0.17, count), 0.55, 1.6)).astype(np.float32)
     fine, coarse = _make_texture(rng, 0.9 / mpp), _make_texture(rng, 2.8 / mpp)
     rows = rng.integers(0, fine.shape[0] - side, count)[:, None, None] + np.arange(side)[None, :, None]
@@ -140,7 +144,7 @@ def _render_chromatin(
         density += np.float32(kind.nucleolus) * np.exp(-(dot_x**2 + dot_y**2) / np.float32(2 * 0.85**2))
     density = np.maximum(density, np.float32(0.12))
     # A textured nucleus transmits more light than a uniform one of the same mean density (Jensen's inequality).
-    # Three Newton steps find the scale that compensates for it.
+    # Three steps of the Newton method find the scale that compensates for the additional light.
     inside = cover > 0.5
     weight = inside.sum((1, 2)).astype(np.float32) + np.float32(1e-6)
     scale = target_density[:, None, None].copy()
@@ -152,12 +156,16 @@ def _render_chromatin(
     return density * scale
 
 
-def _make_texture(rng: np.random.Generator, wavelength_px: float) -> Float32Array:
-    return smooth_noise(rng, (384, 384), max(2.0, 2 * wavelength_px))
+def _make_texture(rng: np.random.Generator, grain_px: float) -> Float32Array:
+    """Sample noise with grains of about `grain_px` pixels: half the wavelength of the noise."""
+    return sample_smooth_noise(rng, (384, 384), max(2.0, 2 * grain_px))
 
 
 def _locate_pixels(nuclei: Nuclei, mpp: float) -> tuple[np.ndarray, np.ndarray, Float32Array, Float32Array]:
-    """Return column and row of the pixel that contains each centre, and the offsets (um) from the pixel's centre."""
+    """Return column and row of the pixel that contains the centre of each nucleus, and the offsets x and y.
+
+    The offsets are those of the centre of the nucleus from the centre of that pixel, in microns.
+    """
     column, row = np.floor(nuclei.x_um / mpp).astype(int), np.floor(nuclei.y_um / mpp).astype(int)
     offset_x = (nuclei.x_um - (column + 0.5) * mpp).astype(np.float32)
     offset_y = (nuclei.y_um - (row + 0.5) * mpp).astype(np.float32)
@@ -175,7 +183,8 @@ def composite_nuclei(
 ) -> None:
     """Draw rendered nuclei into the maps of stain amounts, in place.
 
-    Nuclei replace the haematoxylin and multiply the eosin by `eosin_fraction`.
+    Nuclei replace the haematoxylin and multiply the eosin by `eosin_fraction`. `cover` and `density` are those of
+    `render_nuclei`.
     """
     half = cover.shape[1] // 2
     columns, rows, _, _ = _locate_pixels(nuclei, mpp)

@@ -12,16 +12,20 @@ import numpy.typing as npt
 from tapfm.runtime.seeding import make_rng
 from tapfm.slides.slide import Pixels
 from tapfm.slides.tissue import Mask
-from tapfm.synthetic.fields import enlarge_rows, resize_field, smooth_noise
+from tapfm.synthetic.fields import enlarge_rows, resize_field, sample_smooth_noise
 from tapfm.synthetic.section import MAP_MPP
 from tapfm.synthetic.stain_rendering import StainAmounts
 
 RgbValues: TypeAlias = tuple[float, float, float]  # red, green, blue
 PenColour: TypeAlias = Literal["blue", "green", "black"]
 
-# fraction of light that the ink of a pen transmits
-_INK: dict[str, RgbValues] = {"blue": (0.16, 0.27, 0.72), "green": (0.12, 0.55, 0.30), "black": (0.09, 0.09, 0.10)}
-_STRIP_PX = 128  # rows rendered at once
+# fraction of red, green and blue light that the ink of a pen transmits
+_INK_TRANSMISSION: dict[PenColour, RgbValues] = {
+    "blue": (0.16, 0.27, 0.72),
+    "green": (0.12, 0.55, 0.30),
+    "black": (0.09, 0.09, 0.10),
+}
+_STRIP_PX = 128  # number of rows rendered at once
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class StainingProtocol:
     """Colours and strengths of the stains of a laboratory.
 
     A colour is the optical density of one unit of a stain in red, green and blue.
-    A strength is the factor by which the amounts of a stain are multiplied.
+    A strength is the factor by which the amounts of a stain are multiplied. Blood has the strength 1.
     """
 
     haematoxylin_colour: RgbValues = (0.59, 0.72, 0.37)
@@ -41,15 +45,15 @@ class StainingProtocol:
 
 @dataclass(frozen=True)
 class Scanner:
-    """Properties of a scanner. Its name, `mpp`, `objective` and `jpeg_quality` are also written to the slide file."""
+    """Properties of a scanner. `name`, `mpp`, `objective` and `jpeg_quality` are also written to the slide file."""
 
     name: str
     mpp: float
-    objective: int  # magnification: 20 or 40
+    objective: int  # magnification of the objective: 20 or 40
     white: RgbValues = (243.0, 242.0, 243.0)  # colour of empty glass, 0 to 255
     blur_um: float = 0.32  # standard deviation of the point spread function
     sharpening: float = 0.0  # factor of unsharp masking; 0: none
-    noise: float = 1.3  # standard deviation, in pixel values (0 to 255)
+    noise: float = 1.3  # standard deviation of the noise, in pixel values (0 to 255)
     jpeg_quality: int = 80
 
 
@@ -58,7 +62,7 @@ class Artefacts:
     """Artefacts to add to a slide."""
 
     folds: int = 0  # number of tissue folds
-    blurred_region_radius_um: float = 0.0  # 0: no region is out of focus
+    blurred_region_radius_um: float = 0.0  # approximate radius of a region out of focus; 0: no such region
     pen: PenColour | None = None  # colour of a pen mark; None: no pen mark
     dust_particles: int = 0
 
@@ -69,12 +73,15 @@ class Scan:
 
     pixels: Pixels
     fold_mask: Mask
-    blur_mask: Mask  # tissue out of focus
+    blur_mask: Mask  # tissue that is fully out of focus
     pen_mask: Mask
 
 
 def vary_colour(colour: RgbValues, rng: np.random.Generator, spread: float) -> RgbValues:
-    """Return a random variation of a stain's colour, as an optical density vector of the same length."""
+    """Return a random variation of the colour of a stain: an optical density vector of the same length.
+
+    spread: standard deviation of the change of each component, before the length is restored.
+    """
     varied = np.clip(np.array(colour) + rng.normal(0, spread, 3), 0.02, None)
     red, green, blue = varied * np.linalg.norm(colour) / np.linalg.norm(varied)
     return float(red), float(green), float(blue)
@@ -88,20 +95,23 @@ def scan_section(
     artefacts: Artefacts,
     *rng_key: int | str,
 ) -> Scan:
-    """Render the pixels of a section as a scanner records them; the same rng_key gives the same pixels."""
+    """Render the pixels of a section as a scanner records them; the same arguments give the same pixels.
+
+    stains: at the mpp of the scanner. tissue: with MAP_MPP microns per pixel.
+    """
     rng = make_rng(*rng_key, "accidents")
-    fold, shift_um = _draw_folds(rng, tissue, artefacts.folds)
-    if fold.any():
-        stains = _apply_folds(stains, fold, (round(shift_um[0] / scanner.mpp), round(shift_um[1] / scanner.mpp)))
+    fold_mask, shift_um = _sample_folds(rng, tissue, artefacts.folds)
+    if fold_mask.any():
+        stains = _apply_folds(stains, fold_mask, (round(shift_um[0] / scanner.mpp), round(shift_um[1] / scanner.mpp)))
     pixels = _render_pixels(stains, staining, scanner, make_rng(*rng_key, "noise"))
-    blurred = np.zeros_like(tissue)
+    blur_mask = np.zeros_like(tissue)
     if artefacts.blurred_region_radius_um > 0 and tissue.any():
-        blurred = _blur_region(rng, pixels, tissue, artefacts.blurred_region_radius_um, scanner.mpp)
-    pen = np.zeros_like(tissue)
+        blur_mask = _blur_region(rng, pixels, tissue, artefacts.blurred_region_radius_um, scanner.mpp)
+    pen_mask = np.zeros_like(tissue)
     if artefacts.pen is not None and tissue.any():
-        pen = _draw_pen(rng, pixels, tissue, artefacts.pen)
+        pen_mask = _draw_pen(rng, pixels, tissue, artefacts.pen)
     _draw_dust(rng, pixels, artefacts.dust_particles, scanner.mpp)
-    return Scan(pixels, fold, blurred, pen)
+    return Scan(pixels, fold_mask, blur_mask, pen_mask)
 
 
 def _render_pixels(
@@ -118,10 +128,10 @@ def _render_pixels(
             (1.0, staining.blood_colour),
         )
     ]
-    illumination = 1 + 0.006 * smooth_noise(rng, (height // 16 + 2, width // 16 + 2), 60)
+    illumination = 1 + 0.006 * sample_smooth_noise(rng, (height // 16 + 2, width // 16 + 2), 60)
     noise_tile = rng.normal(0, scanner.noise, (_STRIP_PX, 512, 3)).astype(np.float32)
     noise = np.tile(noise_tile, (1, -(-width // 512), 1))[:, :width]
-    sigma_px, margin = scanner.blur_um / scanner.mpp, 8
+    sigma_px, margin = scanner.blur_um / scanner.mpp, 8  # margin: rows above and below a strip, for the blur
     for top in range(0, height, _STRIP_PX):
         bottom = min(top + _STRIP_PX, height)
         first, last = max(top - margin, 0), min(bottom + margin, height)
@@ -143,21 +153,22 @@ def _render_pixels(
     return pixels
 
 
-def _draw_folds(rng: np.random.Generator, tissue: Mask, count: int) -> tuple[Mask, tuple[float, float]]:
-    """Return a mask of folds, where tissue lies on tissue, and the shift (x, y) of the upper layer in microns."""
+def _sample_folds(rng: np.random.Generator, tissue: Mask, count: int) -> tuple[Mask, tuple[float, float]]:
+    """Sample folds, where tissue lies on tissue; return their mask and the shift (x, y) of the upper layer (um)."""
     canvas = np.zeros(tissue.shape, np.uint8)
     rows, columns = np.nonzero(tissue)
     for _ in range(count if len(rows) else 0):
         chosen = int(rng.integers(len(rows)))
-        points = _random_curve(rng, columns[chosen], rows[chosen], length=rng.uniform(150, 420), bend=0.6)
+        points = _sample_curve(rng, columns[chosen], rows[chosen], length=rng.uniform(150, 420), bend=0.6)
         cv2.polylines(canvas, [points], False, 1, int(rng.uniform(12, 26)))
     return np.asarray(canvas.astype(bool) & tissue), (rng.uniform(30, 70), rng.uniform(30, 70))
 
 
-def _random_curve(rng: np.random.Generator, x: float, y: float, length: float, bend: float) -> npt.NDArray[np.int32]:
-    """Return the points (x, y) of a random curve with its middle at (x, y).
+def _sample_curve(rng: np.random.Generator, x: float, y: float, length: float, bend: float) -> npt.NDArray[np.int32]:
+    """Sample a curve with its middle at (x, y); return its points (x, y).
 
-    The unit of `x`, `y` and `length` is pixels of the image that the curve is drawn on; of `bend`, radians.
+    x, y, length: in pixels of the image that the curve is drawn on.
+    bend: standard deviation of the angle by which the curve turns from start to end, in radians.
     """
     angle, turn = rng.uniform(0, 2 * np.pi), rng.normal(0, bend)
     steps = np.linspace(-0.5, 0.5, 24)
@@ -166,14 +177,18 @@ def _random_curve(rng: np.random.Generator, x: float, y: float, length: float, b
     return np.rint(points - points[12] + (x, y)).astype(np.int32)
 
 
-def _apply_folds(stains: StainAmounts, fold: Mask, shift_px: tuple[int, int]) -> StainAmounts:
-    """In the folded areas, add the stain amounts of the tissue at a distance of `shift_px` (x, y)."""
+def _apply_folds(stains: StainAmounts, fold_mask: Mask, shift_px: tuple[int, int]) -> StainAmounts:
+    """Return the stain amounts with a second layer of tissue in the folds.
+
+    The second layer is mostly the tissue at a distance of `shift_px` (x, y).
+    """
     height, width = stains.eosin.shape
-    weight = resize_field(cv2.GaussianBlur(fold.astype(np.float32), (0, 0), 1.0), (height, width))
-    left, top, across, down = cv2.boundingRect((weight > 0).astype(np.uint8))
-    folded = np.s_[top : top + down, left : left + across]
+    weight = resize_field(cv2.GaussianBlur(fold_mask.astype(np.float32), (0, 0), 1.0), (height, width))
+    left, top, box_width, box_height = cv2.boundingRect((weight > 0).astype(np.uint8))
+    folded = np.s_[top : top + box_height, left : left + box_width]
     shifted = np.ix_(
-        (np.arange(top, top + down) - shift_px[1]) % height, (np.arange(left, left + across) - shift_px[0]) % width
+        (np.arange(top, top + box_height) - shift_px[1]) % height,
+        (np.arange(left, left + box_width) - shift_px[0]) % width,
     )
     planes = [plane.copy() for plane in (stains.haematoxylin, stains.eosin, stains.blood)]
     for plane in planes:
@@ -182,14 +197,14 @@ def _apply_folds(stains: StainAmounts, fold: Mask, shift_px: tuple[int, int]) ->
 
 
 def _blur_region(rng: np.random.Generator, pixels: Pixels, tissue: Mask, radius_um: float, mpp: float) -> Mask:
-    """Blur a random round region in place; return a mask of the fully blurred tissue."""
+    """Blur a random, roughly round region of `pixels` in place; return a mask of the fully blurred tissue."""
     rows, columns = np.nonzero(tissue)
     chosen = int(rng.integers(len(rows)))
     y, x = np.mgrid[0 : tissue.shape[0], 0 : tissue.shape[1]].astype(np.float32)
     inside = (
         radius_um / MAP_MPP
         - np.hypot(x - columns[chosen], y - rows[chosen])
-        + 25 * smooth_noise(rng, tissue.shape, 160)
+        + 25 * sample_smooth_noise(rng, tissue.shape, 160)
     )
     weight = np.clip(inside / 30, 0, 1)
     scale = MAP_MPP / mpp
@@ -203,14 +218,14 @@ def _blur_region(rng: np.random.Generator, pixels: Pixels, tissue: Mask, radius_
 
 
 def _draw_pen(rng: np.random.Generator, pixels: Pixels, tissue: Mask, pen: PenColour) -> Mask:
-    """Draw a stroke of a marker pen at the edge of the tissue, in place; return its mask."""
+    """Draw a stroke of a marker pen at the edge of the tissue, in place; return a mask of the stroke."""
     edge = tissue & ~cv2.erode(tissue.astype(np.uint8), np.ones((5, 5), np.uint8)).astype(bool)
     rows, columns = np.nonzero(edge)
     chosen = int(rng.integers(len(rows)))
     canvas = np.zeros(tissue.shape, np.uint8)
     cv2.polylines(
         canvas,
-        [_random_curve(rng, columns[chosen], rows[chosen], length=rng.uniform(350, 800), bend=1.6)],
+        [_sample_curve(rng, columns[chosen], rows[chosen], length=rng.uniform(350, 800), bend=1.6)],
         False,
         255,
         int(rng.uniform(70, 130)),
@@ -219,17 +234,19 @@ def _draw_pen(rng: np.random.Generator, pixels: Pixels, tissue: Mask, pen: PenCo
     # the density of the ink varies and its edge is streaky
     amount = cv2.GaussianBlur(canvas, (0, 0), 2.0).astype(np.float32) / 255
     amount *= np.clip(
-        0.88 + 0.10 * smooth_noise(rng, tissue.shape, 60) + 0.05 * smooth_noise(rng, tissue.shape, 7), 0, 1
+        0.88 + 0.10 * sample_smooth_noise(rng, tissue.shape, 60) + 0.05 * sample_smooth_noise(rng, tissue.shape, 7),
+        0,
+        1,
     )
     alpha = resize_field(amount, pixels.shape[:2])
     for channel in range(3):
         plane = pixels[..., channel]
-        plane[:] = (plane * (1 - alpha * np.float32(1 - _INK[pen][channel]))).astype(np.uint8)
+        plane[:] = (plane * (1 - alpha * np.float32(1 - _INK_TRANSMISSION[pen][channel]))).astype(np.uint8)
     return canvas > 127
 
 
 def _draw_dust(rng: np.random.Generator, pixels: Pixels, count: int, mpp: float) -> None:
-    """Draw dust particles and fibres in place. They are blurred, because they lie above the focal plane."""
+    """Draw `count` dust particles or dust fibres in place. They are blurred, because they lie above the focal plane."""
     height, width = pixels.shape[:2]
     for _ in range(count):
         x, y = rng.uniform(0, width), rng.uniform(0, height)
@@ -239,7 +256,7 @@ def _draw_dust(rng: np.random.Generator, pixels: Pixels, count: int, mpp: float)
         canvas = np.zeros(part.shape[:2], np.uint8)
         centre = x - left, y - top
         if rng.random() < 0.3:
-            points = _random_curve(rng, *centre, length=rng.uniform(25, 75) / mpp, bend=2.5)
+            points = _sample_curve(rng, *centre, length=rng.uniform(25, 75) / mpp, bend=2.5)
             cv2.polylines(canvas, [points], False, 255, max(1, round(1.6 / mpp)), cv2.LINE_AA)
         else:
             axes = rng.uniform(1.5, 7, 2) / mpp

@@ -16,15 +16,22 @@ import numpy.typing as npt
 
 from tapfm.runtime.seeding import make_rng
 from tapfm.slides.tissue import Mask, find_small_components
-from tapfm.synthetic.fields import Float32Array, Shape, distance_inside, fibre_coordinates, rough_noise, smooth_noise
+from tapfm.synthetic.fields import (
+    Float32Array,
+    Shape,
+    distance_inside,
+    fibre_coordinates,
+    sample_rough_noise,
+    sample_smooth_noise,
+)
 from tapfm.synthetic.nuclei import ENDOTHELIAL, EPITHELIAL, LYMPHOCYTE, STROMAL, Nuclei, NucleusKind
 
-Outline: TypeAlias = Literal["resection", "chips", "cores"]
+Outline: TypeAlias = Literal["resection", "chips", "cores"]  # one large piece, several small pieces, needle cores
 
-MAP_MPP = 1.0  # um per pixel of masks and maps
-_MAX_FOCI_FRACTION = 0.9  # of the epithelium
+MAP_MPP = 1.0  # um per pixel of the masks and maps of a section
+_MAX_FOCI_FRACTION = 0.9  # maximum fraction of the epithelium for all foci together
 _MIN_LUMEN_UM2, _MAX_LUMEN_UM2 = 180, 30_000
-_MARGIN_FRACTION = 0.06  # of the shorter side; glass along the edges
+_MARGIN_FRACTION = 0.06  # mean width of the glass along the edges of the slide, as a fraction of its shorter side
 
 
 class Compartment(IntEnum):
@@ -41,28 +48,28 @@ class Compartment(IntEnum):
 
 @dataclass(frozen=True)
 class Focus:
-    """A part of the epithelium with nuclei of another kind."""
+    """One or two regions of the epithelium with nuclei of another kind."""
 
-    name: str  # target or lookalike
+    name: str  # of the target or lookalike
     kind: NucleusKind
-    fraction: float  # of the epithelium
+    fraction: float  # of the epithelium, before the limit of _MAX_FOCI_FRACTION
 
 
 @dataclass(frozen=True)
 class SectionSpec:
-    """Settings of a section. Fractions are of the tissue area unless a comment says otherwise."""
+    """Settings of a section. Fractions are fractions of the tissue area unless a comment says otherwise."""
 
     width_um: float
     height_um: float
-    tissue_fraction: float  # of the whole area
+    tissue_fraction: float  # of the area of the slide
     outline: Outline = "resection"
     epithelium_fraction: float = 0.42
-    lumen_probability: float = 0.5  # of each cavity in the epithelium
+    lumen_probability: float = 0.5  # probability that the inside of a nest of epithelium is a lumen
     fat_fraction: float = 0.06
     lymphoid_fraction: float = 0.04
     inflammation: float = 0.15  # fraction of the stroma with clusters of lymphocytes
-    nuclear_scale: float = 1.0  # factor of the size and spacing of the epithelial nuclei, including those of foci
-    spacing_scale: float = 1.0  # additional factor of the spacing of these nuclei
+    nuclear_scale: float = 1.0  # factor of the size and spacing of epithelial nuclei, including those of foci
+    spacing_scale: float = 1.0  # additional factor of the spacing of epithelial nuclei, including those of foci
     foci: tuple[Focus, ...] = ()
 
 
@@ -72,12 +79,12 @@ class TissueSection:
 
     spec: SectionSpec
     compartments: npt.NDArray[np.uint8]  # values of Compartment
-    focus: npt.NDArray[np.uint8]  # 0: no focus; otherwise 1 + the index in `spec.foci`
+    focus_map: npt.NDArray[np.uint8]  # 0: no focus; otherwise 1 + the index in `spec.foci`
     along: Float32Array  # coordinate of each pixel along the fibres of the stroma, in pixels
-    across: Float32Array  # coordinate of each pixel across the fibres, in pixels
-    vessel_wall_distance_um: Float32Array  # of points inside a vessel to its wall; 0 elsewhere
-    fat_walls: Mask
-    nuclei: tuple[Nuclei, ...]
+    across: Float32Array  # coordinate of each pixel across the fibres of the stroma, in pixels
+    vessel_wall_distance_um: Float32Array  # distance of each pixel inside a vessel to its wall; 0 outside vessels
+    fat_walls: Mask  # walls of fat cells
+    nuclei: tuple[Nuclei, ...]  # one entry per group, such as a compartment or a focus
 
     @property
     def tissue(self) -> Mask:
@@ -86,28 +93,28 @@ class TissueSection:
 
 
 def generate_section(spec: SectionSpec, *rng_key: int | str) -> TissueSection:
-    """Generate a section; the same rng_key gives the same section."""
+    """Generate a section; the same `spec` and `rng_key` give the same section."""
     shape_hw = round(spec.height_um / MAP_MPP), round(spec.width_um / MAP_MPP)
-    tissue = _generate_tissue(make_rng(*rng_key, "outline"), shape_hw, spec)
+    tissue = _generate_tissue_mask(make_rng(*rng_key, "outline"), shape_hw, spec)
     compartments = np.where(tissue, np.uint8(Compartment.STROMA), np.uint8(Compartment.GLASS))
     area_px = int(tissue.sum())
 
     rng = make_rng(*rng_key, "compartments")
     edge_distance_px = distance_inside(tissue)
     fat = _select_highest(
-        rough_noise(rng, shape_hw, 420, 3), tissue & (edge_distance_px > 30), spec.fat_fraction * area_px
+        sample_rough_noise(rng, shape_hw, 420, 3), tissue & (edge_distance_px > 30), spec.fat_fraction * area_px
     )
-    nests = 0.9 * smooth_noise(rng, shape_hw, 420) + rough_noise(rng, shape_hw, 125, 3, 0.42)
+    nests = 0.9 * sample_smooth_noise(rng, shape_hw, 420) + sample_rough_noise(rng, shape_hw, 125, 3, 0.42)
     epithelium = _remove_small_components(
         _select_highest(nests, tissue & ~fat, spec.epithelium_fraction * area_px), 900
     )
-    # a lumen keeps a distance from the stroma, so that the epithelium around it has an even thickness
+    # a lumen keeps a distance from the stroma, so that the epithelium around it has a nearly even thickness
     depth_px = distance_inside(epithelium)
-    thickness_px = 22 + 4 * smooth_noise(rng, shape_hw, 200) + 3.5 * rough_noise(rng, shape_hw, 40, 2)
+    thickness_px = 22 + 4 * sample_smooth_noise(rng, shape_hw, 200) + 3.5 * sample_rough_noise(rng, shape_hw, 40, 2)
     lumen = _select_lumens(rng, depth_px > thickness_px, spec.lumen_probability)
     stroma = tissue & ~fat & ~epithelium
     lymphoid = _select_highest(
-        rough_noise(rng, shape_hw, 230, 2), stroma & (edge_distance_px > 15), spec.lymphoid_fraction * area_px
+        sample_rough_noise(rng, shape_hw, 230, 2), stroma & (edge_distance_px > 15), spec.lymphoid_fraction * area_px
     )
     vessels = _draw_vessels(make_rng(*rng_key, "vessels"), stroma & ~lymphoid & (edge_distance_px > 40), area_px)
     for mask, compartment in (
@@ -120,12 +127,12 @@ def generate_section(spec: SectionSpec, *rng_key: int | str) -> TissueSection:
         compartments[mask] = compartment
 
     along, across = fibre_coordinates(make_rng(*rng_key, "fibres"), shape_hw, bend_px=38, wavelength_px=260)
-    focus = _place_foci(make_rng(*rng_key, "foci"), compartments == Compartment.EPITHELIUM, spec.foci)
-    nuclei = _place_nuclei(compartments, focus, across, spec, *rng_key, "nuclei")
+    focus_map = _place_foci(make_rng(*rng_key, "foci"), compartments == Compartment.EPITHELIUM, spec.foci)
+    nuclei = _place_nuclei(compartments, focus_map, across, spec, *rng_key, "nuclei")
     return TissueSection(
         spec,
         compartments,
-        focus,
+        focus_map,
         along,
         across,
         distance_inside(vessels),
@@ -135,7 +142,7 @@ def generate_section(spec: SectionSpec, *rng_key: int | str) -> TissueSection:
 
 
 def _select_highest(field: Float32Array, within: Mask, area_px: float) -> Mask:
-    """Return a mask of the `area_px` pixels of `within` that have the highest values in `field`."""
+    """Return a mask of the `area_px` pixels of `within` with the highest values in `field`, or of all of `within`."""
     values = field[within]
     count = min(int(area_px), len(values))
     if count <= 0:
@@ -144,23 +151,27 @@ def _select_highest(field: Float32Array, within: Mask, area_px: float) -> Mask:
     return np.asarray(within & (field >= threshold))
 
 
-def _select_lumens(rng: np.random.Generator, cavities: Mask, probability: float) -> Mask:
-    """Return a mask of randomly selected cavities: the lumens. Very small and very large cavities are left out."""
-    _, labels, statistics, _ = cv2.connectedComponentsWithStats(cavities.astype(np.uint8), connectivity=4)
+def _select_lumens(rng: np.random.Generator, candidates: Mask, probability: float) -> Mask:
+    """Return a mask of the lumens: connected regions of `candidates`, each selected with `probability`.
+
+    Very small and very large regions are not selected.
+    """
+    _, labels, statistics, _ = cv2.connectedComponentsWithStats(candidates.astype(np.uint8), connectivity=4)
     area = statistics[:, cv2.CC_STAT_AREA]
-    opened = (area >= _MIN_LUMEN_UM2) & (area <= _MAX_LUMEN_UM2) & (rng.random(len(area)) < probability)
-    opened[0] = False
-    return np.asarray(opened[labels])
+    is_lumen = (area >= _MIN_LUMEN_UM2) & (area <= _MAX_LUMEN_UM2) & (rng.random(len(area)) < probability)
+    is_lumen[0] = False  # pixels outside the candidates
+    return np.asarray(is_lumen[labels])
 
 
 def _remove_small_components(mask: Mask, min_px: int) -> Mask:
     return mask & ~find_small_components(mask, min_px, connectivity=4)
 
 
-def _generate_tissue(rng: np.random.Generator, shape_hw: Shape, spec: SectionSpec) -> Mask:
-    """Return a tissue mask with irregular edges: one large piece, chips or needle cores."""
+def _generate_tissue_mask(rng: np.random.Generator, shape_hw: Shape, spec: SectionSpec) -> Mask:
+    """Return a tissue mask with irregular edges; `Outline` describes its pieces."""
     height, width = shape_hw
     y, x = np.mgrid[0:height, 0:width].astype(np.float32)
+    # Each piece is an ellipse: centre x and y in pixels, half axes as fractions of width and height, angle in radians.
     if spec.outline == "resection":
         pieces = [(width * rng.uniform(0.45, 0.55), height * rng.uniform(0.45, 0.55), 0.46, 0.46, 0.0)]
     elif spec.outline == "chips":
@@ -176,7 +187,7 @@ def _generate_tissue(rng: np.random.Generator, shape_hw: Shape, spec: SectionSpe
             )
             for angle in angles
         ]
-    else:
+    else:  # "cores"
         count = int(rng.integers(2, 4))
         tilt = rng.uniform(-0.25, 0.25)
         pieces = [
@@ -189,19 +200,19 @@ def _generate_tissue(rng: np.random.Generator, shape_hw: Shape, spec: SectionSpe
         u = (np.cos(angle) * dx + np.sin(angle) * dy) / np.float32(half_long * width)
         v = (np.cos(angle) * dy - np.sin(angle) * dx) / np.float32(half_short * height)
         np.maximum(field, 1 - np.sqrt(u * u + v * v), out=field)
-    field += 0.16 * rough_noise(rng, shape_hw, 520, 3) + 0.016 * rough_noise(rng, shape_hw, 55, 3, 0.6)
+    field += 0.16 * sample_rough_noise(rng, shape_hw, 520, 3) + 0.016 * sample_rough_noise(rng, shape_hw, 55, 3, 0.6)
     edge_um = MAP_MPP * np.minimum(np.minimum(x, width - 1 - x), np.minimum(y, height - 1 - y))
-    uneven = np.clip(1 + 0.4 * smooth_noise(rng, shape_hw, 160), 0.4, None)
+    uneven = np.clip(1 + 0.4 * sample_smooth_noise(rng, shape_hw, 160), 0.4, None)
     allowed = edge_um > _MARGIN_FRACTION * min(spec.width_um, spec.height_um) * uneven
     tissue = _remove_small_components(_select_highest(field, allowed, spec.tissue_fraction * height * width), 6000)
     return ~_remove_small_components(~tissue, 400)  # fills small holes caused by the noise
 
 
-def _draw_vessels(rng: np.random.Generator, stroma: Mask, area_px: int) -> Mask:
-    """Return a mask of small vessels at random positions in the stroma. `area_px` is the area of all tissue."""
+def _draw_vessels(rng: np.random.Generator, stroma: Mask, tissue_area_px: int) -> Mask:
+    """Return a mask of small vessels at random positions in the stroma. Their number depends on the tissue area."""
     canvas = np.zeros(stroma.shape, np.uint8)
     rows, columns = np.nonzero(stroma)
-    for _ in range(round(area_px / 45_000) if len(rows) else 0):
+    for _ in range(round(tissue_area_px / 45_000) if len(rows) else 0):
         chosen = int(rng.integers(len(rows)))
         half_long_px = rng.uniform(8, 26)
         axes = (half_long_px, half_long_px * rng.uniform(0.35, 0.9))
@@ -215,27 +226,27 @@ def _draw_vessels(rng: np.random.Generator, stroma: Mask, area_px: int) -> Mask:
 
 
 def _place_foci(rng: np.random.Generator, epithelium: Mask, foci: Sequence[Focus]) -> npt.NDArray[np.uint8]:
-    """Place each focus in one or two regions of the epithelium; return `TissueSection.focus`.
+    """Place each focus in one or two regions of the epithelium; return `TissueSection.focus_map`.
 
-    All foci are reduced if their fractions add up to more than _MAX_FOCI_FRACTION.
+    All foci are made smaller in proportion if their fractions add up to more than _MAX_FOCI_FRACTION.
     """
-    placed = np.zeros(epithelium.shape, np.uint8)
+    focus_map = np.zeros(epithelium.shape, np.uint8)
     area = epithelium.sum() * min(1, _MAX_FOCI_FRACTION / max(sum(focus.fraction for focus in foci), 1e-9))
     y, x = np.mgrid[0 : epithelium.shape[0], 0 : epithelium.shape[1]].astype(np.float32)
     for index, focus in enumerate(foci):
-        free = epithelium & (placed == 0)
+        free = epithelium & (focus_map == 0)
         rows, columns = np.nonzero(free)
         nearness = np.full(epithelium.shape, -np.inf, np.float32)
         for _ in range(int(rng.integers(1, 3))):
             chosen = int(rng.integers(len(rows)))
             np.maximum(nearness, -np.hypot(x - columns[chosen], y - rows[chosen]), out=nearness)
-        nearness += 35 * smooth_noise(rng, epithelium.shape, 150)
-        placed[_select_highest(nearness, free, max(focus.fraction * area, 1))] = index + 1
-    return placed
+        nearness += 35 * sample_smooth_noise(rng, epithelium.shape, 150)
+        focus_map[_select_highest(nearness, free, max(focus.fraction * area, 1))] = index + 1
+    return focus_map
 
 
 def _sample_points(rng: np.random.Generator, shape_hw: Shape, spacing_um: float) -> tuple[Float32Array, Float32Array]:
-    """Return points (x, y) in microns on a jittered hexagonal grid over the section."""
+    """Return the coordinates x and y, in microns, of points on a jittered hexagonal grid over the section."""
     height_um, width_um = shape_hw[0] * MAP_MPP, shape_hw[1] * MAP_MPP
     row_um = spacing_um * np.sqrt(3) / 2
     rows, columns = np.mgrid[0 : int(height_um / row_um), 0 : int(width_um / spacing_um)].astype(np.float32)
@@ -247,14 +258,14 @@ def _sample_points(rng: np.random.Generator, shape_hw: Shape, spacing_um: float)
 
 
 def _draw_fat_walls(rng: np.random.Generator, fat: Mask, spacing_um: float = 62.0) -> Mask:
-    """Return a mask of the walls of fat cells. They are thicker where three cells meet, so that the cells are round."""
+    """Return a mask of the walls of fat cells. Walls are thicker where three cells meet, so that cells are round."""
     x, y = _sample_points(rng, fat.shape, spacing_um)
     from_border = distance_inside(~draw_cell_borders(x, y, fat.shape))
     return fat & (cv2.GaussianBlur(from_border, (0, 0), 4.0) < 3.32)
 
 
 def draw_cell_borders(x_um: Float32Array, y_um: Float32Array, shape_hw: Shape) -> Mask:
-    """Return a mask of the borders between the Voronoi cells of points."""
+    """Return a mask of the borders between the Voronoi cells of the points (x_um, y_um)."""
     empty = np.ones(shape_hw, np.uint8)
     empty[(y_um / MAP_MPP).astype(int), (x_um / MAP_MPP).astype(int)] = 0
     if empty.all():
@@ -268,19 +279,22 @@ def draw_cell_borders(x_um: Float32Array, y_um: Float32Array, shape_hw: Shape) -
 
 def _place_nuclei(
     compartments: npt.NDArray[np.uint8],
-    focus: npt.NDArray[np.uint8],
+    focus_map: npt.NDArray[np.uint8],
     across: Float32Array,
     spec: SectionSpec,
     *rng_key: int | str,
 ) -> tuple[Nuclei, ...]:
     """Place the nuclei of each compartment and focus.
 
-    Each compartment and each focus has its own random stream, so that a focus does not change the nuclei outside it.
+    Each group of nuclei has a separate random stream, so that a focus does not change the nuclei outside the focus. The
+    stream has the name of the group, which must not change.
     """
-    off_edge = distance_inside(compartments != Compartment.GLASS) > 4  # px; no nucleus extends beyond the edge
+    off_edge = (
+        distance_inside(compartments != Compartment.GLASS) > 4
+    )  # px; keeps nuclei away from the edge of the tissue
     stroma, epithelium = off_edge & (compartments == Compartment.STROMA), compartments == Compartment.EPITHELIUM
     lymphoid, vessel = compartments == Compartment.LYMPHOID, compartments == Compartment.VESSEL
-    # distances are in pixels
+    # `depth`, `from_lumen` and `from_wall` are distances in pixels; the directions are angles in radians
     depth = distance_inside(epithelium | (compartments == Compartment.LUMEN))
     from_lumen = distance_inside(compartments != Compartment.LUMEN)
     inwards = _gradient_angle(cv2.GaussianBlur(depth, (0, 0), 3.0))
@@ -289,8 +303,8 @@ def _place_nuclei(
     along_wall = _gradient_angle(from_wall) + np.float32(np.pi / 2)
     # glandular cells have their nucleus on the side of the stroma; there is only cytoplasm near the lumen
     epithelial = off_edge & epithelium & (depth > 3.5) & (from_lumen > 8)
-    density = rough_noise(make_rng(*rng_key, "swarms"), stroma.shape, 120, 2)
-    clusters = _select_highest(density, stroma, spec.inflammation * stroma.sum())
+    lymphocyte_density = sample_rough_noise(make_rng(*rng_key, "swarms"), stroma.shape, 120, 2)
+    lymphocyte_clusters = _select_highest(lymphocyte_density, stroma, spec.inflammation * stroma.sum())
 
     def place(name: str, kind: NucleusKind, mask: Mask, direction: Float32Array, keep_fraction: float) -> Nuclei:
         return _fill_with_nuclei(make_rng(*rng_key, name), name, kind, mask, direction, keep_fraction)
@@ -299,20 +313,21 @@ def _place_nuclei(
     nuclei = []
     for number, (name, kind) in enumerate(kinds):
         scaled = _scale_kind(kind, spec.nuclear_scale, spec.spacing_scale)
+        # spindle-shaped nuclei lie along the fibres of the stroma, other nuclei point to the middle of their nest
         direction = along_fibres if kind.length_um > 2 * kind.width_um else inwards
-        nuclei.append(place(name, scaled, epithelial & (focus == number), direction, 0.94))
+        nuclei.append(place(name, scaled, epithelial & (focus_map == number), direction, 0.94))
     nuclei += [
         place("stroma", STROMAL, stroma, along_fibres, 0.7),
         place("lymphoid", LYMPHOCYTE, lymphoid & off_edge, along_fibres, 0.86),
         place("single lymphocytes", LYMPHOCYTE, stroma, along_fibres, 0.05),
-        place("lymphocytes in swarms", LYMPHOCYTE, clusters, along_fibres, 0.42),
+        place("lymphocytes in swarms", LYMPHOCYTE, lymphocyte_clusters, along_fibres, 0.42),
         place("vessel", ENDOTHELIAL, vessel & (from_wall < 2.5), along_wall, 1.0),
     ]
     return tuple(each for each in nuclei if len(each))
 
 
 def _scale_kind(kind: NucleusKind, scale: float, spacing_scale: float) -> NucleusKind:
-    """Scale nuclei and their spacing by `scale`, and the spacing additionally by `spacing_scale`."""
+    """Scale the size and spacing of nuclei by `scale`, and the spacing additionally by `spacing_scale`."""
     return replace(
         kind,
         length_um=kind.length_um * scale,
@@ -322,7 +337,7 @@ def _scale_kind(kind: NucleusKind, scale: float, spacing_scale: float) -> Nucleu
 
 
 def _gradient_angle(field: Float32Array) -> Float32Array:
-    """Return the direction of the gradient of a field, in radians."""
+    """Return the direction of the gradient of a field, in radians; 0: right, pi / 2: down."""
     smooth = cv2.GaussianBlur(field, (0, 0), 2.0)
     return np.arctan2(cv2.Sobel(smooth, cv2.CV_32F, 0, 1), cv2.Sobel(smooth, cv2.CV_32F, 1, 0)).astype(np.float32)
 
@@ -335,8 +350,9 @@ def _fill_with_nuclei(
     direction: Float32Array,
     keep_fraction: float = 1.0,
 ) -> Nuclei:
-    """Fill a mask with nuclei of a kind.
+    """Fill a mask with nuclei of one kind.
 
+    name: name of this group of nuclei.
     direction: local direction of the tissue at each pixel of the section, in radians.
     keep_fraction: fraction of the positions that get a nucleus.
     """

@@ -12,12 +12,12 @@ from tapfm.slides.slide import Pixels
 from tapfm.synthetic.scanning import Scanner
 
 _TILE_PX = 256
-_DOWNSAMPLES = (1, 4, 16)
-_LIBRARY = "Aperio Image Library v12.0.15"  # readers recognise the format by this text
+_DOWNSAMPLES = (1, 4, 16)  # of the pyramid levels; very small levels are omitted
+_LIBRARY = "Aperio Image Library v12.0.15"  # OpenSlide and other readers recognise SVS files by this text
 
 
 def encode_svs(pixels: Pixels, scanner: Scanner, slide_id: str) -> bytes:
-    """Return the SVS file: a pyramid of JPEG tiles with a thumbnail, a label image and a macro image."""
+    """Return the bytes of an SVS file: a pyramid of JPEG tiles, a thumbnail, a label image and a macro image."""
     height, width = pixels.shape[:2]
     size = f"{width}x{height} [0,0 {width}x{height}] ({_TILE_PX}x{_TILE_PX})"
     header = f"{_LIBRARY}\r\n{size} JPEG/RGB Q={scanner.jpeg_quality}"
@@ -38,7 +38,7 @@ def encode_svs(pixels: Pixels, scanner: Scanner, slide_id: str) -> bytes:
     file = io.BytesIO()
     with tifffile.TiffWriter(file) as writer:
         writer.write(pixels, description=header + properties, **tiled_options)
-        # in Aperio files the thumbnail is the second image, before the lower levels
+        # in Aperio files the thumbnail is the second image, before the levels of lower resolution
         thumbnail_size = f"{thumbnail.shape[1]}x{thumbnail.shape[0]}"
         writer.write(thumbnail, description=f"{header} -> {thumbnail_size}{properties}", **strip_options)
         for downsample in _DOWNSAMPLES[1:]:
@@ -47,7 +47,7 @@ def encode_svs(pixels: Pixels, scanner: Scanner, slide_id: str) -> bytes:
             level = _downsample(pixels, downsample)
             level_size = f"{level.shape[1]}x{level.shape[0]}"
             writer.write(level, description=f"{header} -> {level_size}{properties}", **tiled_options)
-        for name, image, subfile_type in (
+        for name, image, subfile_type in (  # Aperio files have these subfile types
             ("label", _render_label(slide_id), 1),
             ("macro", _render_macro(thumbnail), 9),
         ):
@@ -56,8 +56,8 @@ def encode_svs(pixels: Pixels, scanner: Scanner, slide_id: str) -> bytes:
     return file.getvalue()
 
 
-def _downsample(pixels: Pixels, downsample: int) -> Pixels:
-    size = pixels.shape[1] // downsample, pixels.shape[0] // downsample
+def _downsample(pixels: Pixels, factor: int) -> Pixels:
+    size = pixels.shape[1] // factor, pixels.shape[0] // factor
     return np.asarray(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA))
 
 

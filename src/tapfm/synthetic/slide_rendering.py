@@ -20,11 +20,11 @@ class SyntheticSlide:
 
 
 def render_slide(slide: PlannedSlide) -> SyntheticSlide:
-    """Generate the section of a slide, render its stain amounts and scan it."""
+    """Generate the section of a slide, render the stain amounts of the section, and scan it."""
     section = generate_section(slide.section, *slide.rng_key)
     stains = render_stains(section, slide.scanner.mpp, *slide.rng_key)
     scan = scan_section(stains, section.tissue, slide.staining, slide.scanner, slide.artefacts, *slide.rng_key)
     height, width = scan.pixels.shape[:2]
-    foci = tuple(focus.name for focus in slide.section.foci)
-    truth = SlideTruth(section.compartments, section.focus, foci, width, height, slide.scanner.mpp)
+    focus_names = tuple(focus.name for focus in slide.section.foci)
+    truth = SlideTruth(section.compartments, section.focus_map, focus_names, width, height, slide.scanner.mpp)
     return SyntheticSlide(scan, truth)

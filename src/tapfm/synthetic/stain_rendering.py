@@ -19,24 +19,28 @@ from tapfm.synthetic.fields import (
     make_noise,
     render_fibres,
     resize_field,
-    rough_noise,
-    smooth_noise,
+    sample_rough_noise,
+    sample_smooth_noise,
     soft_step,
 )
 from tapfm.synthetic.nuclei import composite_nuclei, render_nuclei
 from tapfm.synthetic.section import MAP_MPP, Compartment, TissueSection, draw_cell_borders
 
-# Function that resizes a map of the section (MAP_MPP) to the scale of the texture and returns the rows to render.
+# Function that resizes a map of the section from MAP_MPP to _TEXTURE_MPP and returns the rows to render.
 _ResampleRows: TypeAlias = Callable[[Float32Array], Float32Array]
 _HaematoxylinAndEosin: TypeAlias = tuple[Float32Array, Float32Array]  # stain amounts of the rows to render
-_TEXTURE_MPP = 0.5  # of the tissue without nuclei, for all scanners: a section looks the same at 20x and 40x
-_TEXTURE_SCALE = MAP_MPP / _TEXTURE_MPP
-_STRIP_PX = 128  # rows rendered at once, few enough for the CPU cache
-_NUCLEI_PER_BATCH = 256  # nuclei rendered at once, also few enough for the CPU cache
+# um per pixel at which the tissue without nuclei is rendered, for all scanners: its texture is the same at 20x and 40x
+_TEXTURE_MPP = 0.5
+_TEXTURE_SCALE = MAP_MPP / _TEXTURE_MPP  # texture pixels per map pixel
+_STRIP_PX = 128  # number of rows rendered at once, few enough for the CPU cache
+_NUCLEI_PER_BATCH = 256  # number of nuclei rendered at once, few enough for the CPU cache
 
 
 class StainAmounts(NamedTuple):
-    """Amount of each stain at each pixel of the slide; `StainingProtocol` defines the colour of one unit."""
+    """Amount of each stain at each pixel of the slide; `StainingProtocol` defines the colour of one unit.
+
+    Blood is treated as a third stain.
+    """
 
     haematoxylin: Float32Array
     eosin: Float32Array
@@ -50,11 +54,11 @@ class _Textures:
     grain: Noise  # fine noise, in most compartments
     clouds: Float32Array  # coarse noise in epithelium, lumen and lymphoid tissue
     thick_fibres: Float32Array  # noise that `render_fibres` stretches; not a map of the section
-    fine_fibres: Float32Array  # the same for fine fibres
+    fine_fibres: Float32Array  # like `thick_fibres`, for fine fibres
     looseness: Float32Array  # noise; where it is high, the stroma has more clefts
     ripple: Float32Array  # shift of the stroma fibres across their direction, in pixels
-    secretion: Float32Array  # in lumens, 0 to 1
-    thickness: Float32Array  # of the section; mean 1
+    secretion: Float32Array  # amount of secretion in lumens, 0 to 1
+    thickness: Float32Array  # thickness of the section, relative to its mean
     cell_borders: Float32Array  # blurred mask (0 to 1) of the borders between epithelial cells
     fat_walls: Float32Array  # blurred mask of the walls of fat cells
     near_lumen: Float32Array  # blurred mask of the lumens
@@ -62,7 +66,7 @@ class _Textures:
 
 
 def render_stains(section: TissueSection, mpp: float, *rng_key: int | str) -> StainAmounts:
-    """Render the stain amounts of a section at `mpp`; the same rng_key gives the same result."""
+    """Render the stain amounts of a section at `mpp`; the same arguments give the same stain amounts."""
     spec = section.spec
     background_hw = round(spec.height_um / _TEXTURE_MPP), round(spec.width_um / _TEXTURE_MPP)
     shape_hw = round(spec.height_um / mpp), round(spec.width_um / mpp)
@@ -87,13 +91,13 @@ def _make_textures(rng: np.random.Generator, section: TissueSection, background_
     map_hw = section.compartments.shape
     return _Textures(
         grain=make_noise(rng, background_hw, 1.9 / _TEXTURE_MPP),
-        clouds=rough_noise(rng, map_hw, 24, 3),
-        thick_fibres=smooth_noise(rng, (512, 512), 4.0),
-        fine_fibres=smooth_noise(rng, (512, 512), 4.0),
-        looseness=rough_noise(rng, map_hw, 180, 2),
-        ripple=2.6 * smooth_noise(rng, map_hw, 26) + 1.3 * smooth_noise(rng, map_hw, 9),
-        secretion=soft_step(rough_noise(rng, map_hw, 90, 4, 0.6) - 1.1, 1.8),
-        thickness=1 + 0.07 * smooth_noise(rng, map_hw, 350),
+        clouds=sample_rough_noise(rng, map_hw, 24, 3),
+        thick_fibres=sample_smooth_noise(rng, (512, 512), 4.0),
+        fine_fibres=sample_smooth_noise(rng, (512, 512), 4.0),
+        looseness=sample_rough_noise(rng, map_hw, 180, 2),
+        ripple=2.6 * sample_smooth_noise(rng, map_hw, 26) + 1.3 * sample_smooth_noise(rng, map_hw, 9),
+        secretion=soft_step(sample_rough_noise(rng, map_hw, 90, 4, 0.6) - 1.1, 1.8),
+        thickness=1 + 0.07 * sample_smooth_noise(rng, map_hw, 350),
         cell_borders=_blur_mask(_draw_epithelial_cell_borders(section), 0.7),
         fat_walls=_blur_mask(section.fat_walls, 0.9),
         near_lumen=_blur_mask(section.compartments == Compartment.LUMEN, 2.0),
@@ -117,7 +121,7 @@ def _draw_epithelial_cell_borders(section: TissueSection) -> Mask:
 
 
 def _render_background(section: TissueSection, textures: _Textures, rows: slice, width: int) -> _HaematoxylinAndEosin:
-    """Render haematoxylin and eosin of some rows of the section, without nuclei and blood."""
+    """Render the haematoxylin and eosin of some rows of the section at _TEXTURE_MPP, without nuclei and blood."""
 
     def resample(field: Float32Array) -> Float32Array:
         return enlarge_rows(field, _TEXTURE_SCALE, rows.start, rows.stop, width)
@@ -135,7 +139,8 @@ def _render_background(section: TissueSection, textures: _Textures, rows: slice,
     return haematoxylin * thickness, eosin * thickness
 
 
-# The next functions render the rows of one compartment. `grain` contains these rows of `textures.grain`.
+# Each of the next six functions renders some rows as if they consisted of one compartment only. `grain` contains the
+# same rows of `textures.grain`.
 
 
 def _render_stroma(
@@ -210,10 +215,10 @@ _COMPARTMENT_RENDERERS: Mapping[
 
 
 def _render_red_cells(rng: np.random.Generator, section: TissueSection) -> Float32Array:
-    """Render red blood cells as discs of about 6 um in some of the vessels."""
+    """Render red blood cells, discs with a diameter of about 5.5 um, in some of the vessels, at _TEXTURE_MPP."""
     plane = np.zeros([round(side * MAP_MPP / _TEXTURE_MPP) for side in section.compartments.shape], np.uint8)
     rows, columns = np.nonzero(
-        (section.vessel_wall_distance_um > 3.5) & (smooth_noise(rng, section.compartments.shape, 150) > 0)
+        (section.vessel_wall_distance_um > 3.5) & (sample_smooth_noise(rng, section.compartments.shape, 150) > 0)
     )
     if len(rows):
         chosen = rng.choice(len(rows), size=max(1, len(rows) // 28), replace=False)

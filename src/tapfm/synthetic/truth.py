@@ -23,7 +23,8 @@ from tapfm.tiles.grid import Positions, TileSpec, mask_coverage, tile_grid
 # A tile contains the signal of a target if the focus of this target covers at least this fraction of the tile.
 SIGNAL_THRESHOLD = 0.1
 _FIRST_FOCUS_VALUE = 16  # pixel value of the first focus in the truth image; lower values are compartments
-_COLOURS: dict[str, tuple[int, int, int]] = {
+# by name, in the order of the values of Compartment
+_COMPARTMENT_COLOURS: dict[str, tuple[int, int, int]] = {
     "glass": (255, 255, 255),
     "stroma": (244, 187, 204),
     "epithelium": (150, 110, 190),
@@ -37,14 +38,14 @@ _FOCUS_COLOURS = [(0, 140, 60), (240, 130, 0), (0, 130, 200), (200, 0, 120), (12
 
 @dataclass(frozen=True)
 class SlideTruth:
-    """Compartment and focus of each position. Both maps cover the whole slide, with MAP_MPP microns per pixel."""
+    """Compartment and focus at each position of a slide. Both maps cover the slide at MAP_MPP microns per pixel."""
 
     compartments: npt.NDArray[np.uint8]  # values of Compartment
-    focus: npt.NDArray[np.uint8]  # 0: no focus; otherwise 1 + the index in `foci`
-    foci: tuple[str, ...]  # names: targets first, then lookalikes
-    width_px0: int  # of the slide
-    height_px0: int
-    mpp: float  # of level 0
+    focus_map: npt.NDArray[np.uint8]  # 0: no focus; otherwise 1 + the index in `focus_names`
+    focus_names: tuple[str, ...]  # positive targets first, then lookalikes
+    width_px0: int  # width of the slide
+    height_px0: int  # height of the slide
+    mpp: float  # microns per pixel of level 0
 
     @property
     def tissue(self) -> Mask:
@@ -57,7 +58,7 @@ class SlideTruth:
         return np.asarray(self.compartments == Compartment.EPITHELIUM)
 
     def default_grid(self) -> tuple[Positions, int]:
-        """Return positions and side of the default tile grid (224 px at 0.5 um per pixel), in level-0 pixels."""
+        """Return positions and side (level-0 pixels) of the tiles of the default grid: 224 px at 0.5 um per pixel."""
         spec = TileSpec()
         whole = Box(0, 0, self.width_px0, self.height_px0)
         return tile_grid(whole, spec, self.mpp), spec.side_px0(self.mpp)
@@ -67,10 +68,10 @@ class SlideTruth:
         return mask_coverage(mask, self.make_placeholder_thumbnail(mask), positions, side_px0)
 
     def signal_coverage(self, target: str, positions: Positions, side_px0: int) -> npt.NDArray[np.float64]:
-        """Return the fraction of each tile with the morphology of a target; 0 for all tiles of a negative slide."""
-        if target not in self.foci:
+        """Return the fraction of each tile that the focus of a target covers; 0 if the target is negative."""
+        if target not in self.focus_names:
             return np.zeros(len(positions))
-        return self.coverage(np.asarray(self.focus == self.foci.index(target) + 1), positions, side_px0)
+        return self.coverage(np.asarray(self.focus_map == self.focus_names.index(target) + 1), positions, side_px0)
 
     def make_placeholder_thumbnail(self, mask: Mask) -> Thumbnail:
         """Return a thumbnail without an image, to map mask pixels to level-0 coordinates."""
@@ -78,13 +79,13 @@ class SlideTruth:
 
 
 def encode_truth_image(truth: SlideTruth) -> bytes:
-    """Encode compartments and foci as a PNG file with a colour palette."""
-    values = np.where(truth.focus > 0, truth.focus + np.uint8(_FIRST_FOCUS_VALUE - 1), truth.compartments).astype(
-        np.uint8
-    )
+    """Encode compartments and foci as a PNG file with a colour palette: the truth image, `truth/ID.png`."""
+    values = np.where(
+        truth.focus_map > 0, truth.focus_map + np.uint8(_FIRST_FOCUS_VALUE - 1), truth.compartments
+    ).astype(np.uint8)
     image = Image.fromarray(values, mode="P")
     palette = np.full((256, 3), 255, np.uint8)
-    palette[: len(_COLOURS)] = list(_COLOURS.values())
+    palette[: len(_COMPARTMENT_COLOURS)] = list(_COMPARTMENT_COLOURS.values())
     palette[_FIRST_FOCUS_VALUE : _FIRST_FOCUS_VALUE + len(_FOCUS_COLOURS)] = _FOCUS_COLOURS
     image.putpalette(palette.tobytes())
     file = io.BytesIO()
@@ -93,26 +94,26 @@ def encode_truth_image(truth: SlideTruth) -> bytes:
 
 
 def truth_metadata(truth: SlideTruth) -> dict[str, object]:
-    """Return the metadata of a truth image, as a JSON object."""
+    """Return the contents of `truth/ID.json`: size and mpp of the slide, and meaning of the truth image's values."""
     return {
         "width_px0": truth.width_px0,
         "height_px0": truth.height_px0,
         "mpp": truth.mpp,
-        "foci": list(truth.foci),
-        "values": {name: index for index, name in enumerate(_COLOURS)}
-        | {name: _FIRST_FOCUS_VALUE + index for index, name in enumerate(truth.foci)},
+        "foci": list(truth.focus_names),
+        "values": {name: index for index, name in enumerate(_COMPARTMENT_COLOURS)}
+        | {name: _FIRST_FOCUS_VALUE + index for index, name in enumerate(truth.focus_names)},
     }
 
 
 def read_truth(folder: Path, slide_id: str) -> SlideTruth:
-    """Read the truth of one slide from the folder that `tapfm synth` wrote it to."""
+    """Read the ground truth of a slide. `folder` is the folder `truth` of a cohort generated by `tapfm synth`."""
     image_path, metadata_path = folder / f"{slide_id}.png", folder / f"{slide_id}.json"
     try:
         metadata = json.loads(metadata_path.read_text(encoding="utf-8"))
         with Image.open(image_path) as image:
             values = np.asarray(image)
-        sizes = int(metadata["width_px0"]), int(metadata["height_px0"]), float(metadata["mpp"])
-        foci = tuple(str(name) for name in metadata["foci"])
+        size_and_mpp = int(metadata["width_px0"]), int(metadata["height_px0"]), float(metadata["mpp"])
+        focus_names = tuple(str(name) for name in metadata["foci"])
     except FileNotFoundError as error:
         raise InputError(
             f"{folder} contains no ground truth of slide {slide_id}.",
@@ -123,16 +124,16 @@ def read_truth(folder: Path, slide_id: str) -> SlideTruth:
             f"The ground truth of slide {slide_id} in {folder} is damaged ({type(error).__name__}: {error}).",
             hint="Run the same tapfm synth command again; it regenerates damaged files.",
         ) from error
-    focus = np.where(values >= _FIRST_FOCUS_VALUE, values - _FIRST_FOCUS_VALUE + 1, 0).astype(np.uint8)
-    compartments = np.where(focus > 0, np.uint8(Compartment.EPITHELIUM), values).astype(np.uint8)
-    return SlideTruth(compartments, focus, foci, *sizes)
+    focus_map = np.where(values >= _FIRST_FOCUS_VALUE, values - _FIRST_FOCUS_VALUE + 1, 0).astype(np.uint8)
+    compartments = np.where(focus_map > 0, np.uint8(Compartment.EPITHELIUM), values).astype(np.uint8)
+    return SlideTruth(compartments, focus_map, focus_names, *size_and_mpp)
 
 
 def encode_truth_geojson(truth: SlideTruth, artefacts: Mapping[str, Mask], slide_id: str) -> bytes:
-    """Encode foci and artefacts as GeoJSON annotations for QuPath."""
+    """Encode foci and artefacts as GeoJSON annotations for QuPath. artefacts: masks by name."""
     features = []
-    for index, name in enumerate(truth.foci):
-        mask = np.asarray(truth.focus == index + 1)
+    for index, name in enumerate(truth.focus_names):
+        mask = np.asarray(truth.focus_map == index + 1)
         features += build_qupath_features(
             mask, truth.make_placeholder_thumbnail(mask), (0, 0), slide_id, name, _FOCUS_COLOURS[index]
         )
@@ -144,7 +145,7 @@ def encode_truth_geojson(truth: SlideTruth, artefacts: Mapping[str, Mask], slide
 
 
 def tile_rows(slide_id: str, truth: SlideTruth, targets: Sequence[str]) -> list[list[str]]:
-    """Return the rows of `truth/tiles.csv` for one slide: the tiles of the default grid."""
+    """Return the rows of `truth/tiles.csv` for one slide: one row for each tile of the default grid."""
     positions, side_px0 = truth.default_grid()
     tissue = truth.coverage(truth.tissue, positions, side_px0)
     signals = [truth.signal_coverage(each, positions, side_px0) for each in targets]
@@ -155,5 +156,5 @@ def tile_rows(slide_id: str, truth: SlideTruth, targets: Sequence[str]) -> list[
 
 
 def encode_tile_table(rows: Sequence[Sequence[str]], targets: Sequence[str]) -> bytes:
-    """Encode `truth/tiles.csv`: the fraction of tissue and of the signal of each target in each tile."""
+    """Encode `truth/tiles.csv`: for each tile, the fractions with tissue and with the signal of each target."""
     return csv_text(["slide_id", "x_px0", "y_px0", "side_px0", "tissue", *targets], rows).encode()

@@ -16,10 +16,10 @@ from rich.console import Console
 from tapfm.cohort.cohort_table import SlideRow
 from tapfm.errors import InputError, TileStoreError
 from tapfm.runtime.claims import SlideClaims
-from tapfm.runtime.cohort_job import Failure, SlideTable, run_slides
+from tapfm.runtime.cohort_job import Failure, SlideTable, process_slides
 from tapfm.runtime.files import file_identity, fingerprint, write_atomically
 from tapfm.runtime.messages import format_command
-from tapfm.runtime.output_folder import lock_folder, remove_unfinished
+from tapfm.runtime.output_folder import lock_folder, remove_unfinished_files
 from tapfm.runtime.progress import SlideProgress
 from tapfm.runtime.workers import WorkerPool
 from tapfm.slides.annotations import GEOJSON_SUFFIXES, MASK_SUFFIXES, encode_tissue_geojson
@@ -74,7 +74,7 @@ def tile_cohort(
         )
     _reject_foreign_files(list(jobs.values()))
     with lock_folder(folder, "tapfm tile"), SlideClaims(folder) as claims:
-        remove_unfinished(folder, *(folder / name for name in OUTPUT_FOLDERS))
+        remove_unfinished_files(folder, *(folder / name for name in OUTPUT_FOLDERS))
         table = SlideTable(
             folder,
             list(jobs),
@@ -88,7 +88,7 @@ def tile_cohort(
         threads = max(1, workers // max(1, len(todo)))
         todo = {slide_id: replace(job, threads=threads) for slide_id, job in todo.items()}
         with table.save_on_exit(), SlideProgress(console, "tiling", slides=len(todo)) as progress:
-            for slide_id, result in run_slides(
+            for slide_id, result in process_slides(
                 run_tiling_job, todo, workers=workers, claims=claims, pool=pool, crash_hint=_format_crash_hint
             ):
                 if isinstance(result, Failure):

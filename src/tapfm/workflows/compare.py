@@ -58,7 +58,7 @@ def compare(options: CompareOptions, console: Console) -> Comparison:
     from tapfm.evaluation.comparison_tables import FILES, write_comparison
     from tapfm.evaluation.model_comparison import compare_models
     from tapfm.runs.compared_predictions import read_compared_predictions
-    from tapfm.runtime.output_folder import check_no_other_files, lock_folder, remove_unfinished
+    from tapfm.runtime.output_folder import check_no_other_files, lock_folder, remove_unfinished_files
 
     read = read_compared_predictions([str(each) for each in options.models], options.split)
     for warning in read.warnings:
@@ -72,7 +72,7 @@ def compare(options: CompareOptions, console: Console) -> Comparison:
         against=options.against,
     )
     with lock_folder(options.out, "tapfm compare"):
-        remove_unfinished(options.out)
+        remove_unfinished_files(options.out)
         check_no_other_files(options.out, allowed=FILES, hint="Choose a new folder with --out.")
         files = {name: str(path) for name, path in read.files.items()}
         write_comparison(options.out, comparison, files, resamples=options.resamples, seed=_SEED, notes=read.warnings)

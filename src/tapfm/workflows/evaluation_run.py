@@ -37,7 +37,7 @@ from tapfm.runs.thresholds import choose_model_thresholds
 from tapfm.runtime.files import file_sha256, write_atomically
 from tapfm.runtime.interrupts import StopSignalHandler
 from tapfm.runtime.messages import format_count
-from tapfm.runtime.output_folder import check_no_other_files, lock_folder, remove_unfinished
+from tapfm.runtime.output_folder import check_no_other_files, lock_folder, remove_unfinished_files
 from tapfm.tasks.target import TargetKinds
 from tapfm.tiles.reading import SkippedTiles
 
@@ -96,7 +96,7 @@ def run_evaluation(
     groups, subgroup_notes = build_subgroups(columns)
     description = _describe_evaluation(model, data, settings)
     with lock_folder(folder, "tapfm evaluate"), StopSignalHandler(console.print) as stop:
-        remove_unfinished(folder)
+        remove_unfinished_files(folder)
         _prepare_folder(folder, description, resume=resume)
         if colours is not None:
             load_or_create_colour_table(colours)  # fail before slides are read if --colours cannot be used
