@@ -3,6 +3,7 @@
 import io
 import itertools
 import re
+from importlib import resources
 from xml.etree import ElementTree
 
 import numpy as np
@@ -26,7 +27,7 @@ PANEL = Panel(
     Axis("count", integer=True),
     [
         Band([0, 1], [0, 1], [1, 2], label="band"),
-        Bars([0, 0.5, 1], [3, 4], "other", "bars", [1, 0]),
+        Bars([0, 0.5, 1], [3, 4], "secondary", "bars", [1, 0]),
         Line([0, 0.5, 1], [0, 2, 1], "series-3", "line", dash="dashed", steps=True),
         Points([0.5], [1], "series-4", sizes=[1.0], texts=["12"]),
         ReferenceLine(0.3, "reference line"),
@@ -73,6 +74,14 @@ def test_svg_has_no_style_attributes_and_uses_css_variables():
     assert all(re.fullmatch(r"var\(--[a-z0-9-]+\)", colour) for colour in colours)
     texts = "".join(root.itertext())
     assert all(text in texts for text in ("x & y", "count", "line", "12"))
+
+
+def test_report_defines_every_colour_of_figures():
+    css = (resources.files("tapfm.report") / "templates" / "report.css").read_text()
+    drawn = draw_svg(Figure("", [Panel("", marks=[Line([0, 1], [0, 1], colour) for colour in COLOURS])]))
+    variables = set(re.findall(r"var\((--[a-z0-9-]+)\)", drawn))
+    assert {f"--{colour}" for colour in COLOURS} <= variables
+    assert all(re.search(rf"{variable}:", css) for variable in variables)
 
 
 def test_equal_drawings_on_a_page_have_different_ids():

@@ -64,7 +64,7 @@ def _draw_png(figure: Figure) -> bytes:
 def draw_svg(figure: Figure, number: int = 0) -> str:
     """Return a figure as SVG for an HTML page, without titles.
 
-    Colours are CSS variables of the page (--model, --ink, ...). There are no style attributes, because a strict
+    Colours are CSS variables of the page (--primary, --ink, ...). There are no style attributes, because a strict
     Content-Security-Policy blocks them. Each figure of a page needs a different number, which makes its ids unique.
     """
     metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
