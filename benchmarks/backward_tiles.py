@@ -76,7 +76,7 @@ class Row:
 
 def make_slide(planned_slide: PlannedSlide, encoder: VitEncoder) -> Slide:
     slide = render_slide(planned_slide)
-    positions, side_px0 = slide.truth.default_grid()
+    positions, side_px0 = slide.truth.default_tile_grid()
     tissue = slide.truth.coverage(slide.truth.tissue, positions, side_px0) > 0.5
     size = (encoder.tile_px, encoder.tile_px)
     pixels = [

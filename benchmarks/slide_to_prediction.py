@@ -55,8 +55,9 @@ from tapfm.prediction import cohort_prediction as predicting
 from tapfm.prediction.cohort_prediction import write_slide as write_prediction
 from tapfm.prediction.inputs import find_or_create_tiles
 from tapfm.runs.checkpoint import save_checkpoint
+from tapfm.runs.ensemble import EXPORT_METADATA_FILE
 from tapfm.runs.model_folder import open_model_folder
-from tapfm.runs.saved_model import AGGREGATOR_FILE, EXPORT_METADATA_FILE
+from tapfm.runs.saved_model import AGGREGATOR_FILE
 
 SECTION_PX0 = 8_000  # side of a section and the glass around it, at level 0
 SECTION_TILES = 80

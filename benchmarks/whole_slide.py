@@ -32,7 +32,8 @@ from tapfm.aggregators.catalog import build_aggregator
 from tapfm.encoders.catalog import find_encoder_card
 from tapfm.prediction.folder import PredictionFolder
 from tapfm.runs.checkpoint import save_checkpoint
-from tapfm.runs.saved_model import AGGREGATOR_FILE, EXPORT_METADATA_FILE
+from tapfm.runs.ensemble import EXPORT_METADATA_FILE
+from tapfm.runs.saved_model import AGGREGATOR_FILE
 from tapfm.slides.slide import Pixels
 from tapfm.synthetic.cohort_plan import CohortSpec, plan_cohort
 from tapfm.synthetic.slide_rendering import render_slide

@@ -92,7 +92,7 @@ def heatmap_title(layer: Layer, scale: ColourScale, *, percentile: bool) -> str:
 def draw_focus_outline(axis: Any, truth: SlideTruth, target: str, thumbnail: Thumbnail) -> None:
     """Draw the outline of the region in which the signal of a target was planted."""
     if target in truth.focus_names:
-        mask = truth.focus_map == truth.focus_names.index(target) + 1
+        mask = truth.foci_map == truth.focus_names.index(target) + 1
         height, width = thumbnail.pixels.shape[:2]
         extent = (0, width, 0, height)
         axis.contour(mask, levels=[0.5], colors="#000000", linewidths=0.8, extent=extent, origin=None)

@@ -42,7 +42,7 @@ def generate_tiles(planned: PlannedSlide) -> tuple[str, npt.NDArray[np.uint8], d
     file = cv2.imencode(".jpg", rendered.scan.pixels[..., ::-1], quality)[1]
     pixels = np.asarray(cv2.imdecode(file, cv2.IMREAD_COLOR))[..., ::-1]
     truth = rendered.truth
-    positions, side = truth.default_grid()
+    positions, side = truth.default_tile_grid()
     positions = positions[truth.coverage(truth.tissue, positions, side) >= MIN_TISSUE]
     size = (TileSpec().tile_px, TileSpec().tile_px)
     tiles = [cv2.resize(pixels[y : y + side, x : x + side], size, interpolation=cv2.INTER_AREA) for x, y in positions]

@@ -14,7 +14,7 @@ from tapfm.encoders.blocks import Recompute
 from tapfm.errors import Interrupted
 from tapfm.inference.bags import Bag
 from tapfm.runs.run_progress import RunProgress
-from tapfm.runtime.device_memory import free_memory
+from tapfm.runtime.device_memory import release_cached_memory
 from tapfm.tasks.cross_entropy import encode_labels
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -126,7 +126,7 @@ def test_out_of_memory_is_retried_with_half_the_chunk_size():
     learner, reported = make_learner(device="cuda"), []
     learner.on_smaller_chunks, learner.adaptation = reported.append, replace(learner.adaptation, chunking=Chunking())
     learner.start_epoch(0)
-    free_memory(learner.model.device)
+    release_cached_memory(learner.model.device)
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     one_pass = learner.train_step(Bag(tiles, np.arange(512)), encode_labels([1]), update=True, slide_id="s")
@@ -136,7 +136,7 @@ def test_out_of_memory_is_retried_with_half_the_chunk_size():
     learner = make_learner(device="cuda")
     learner.on_smaller_chunks, learner.adaptation = reported.append, replace(learner.adaptation, chunking=Chunking())
     learner.start_epoch(0)
-    free_memory(learner.model.device)
+    release_cached_memory(learner.model.device)
     limit = torch.cuda.memory_allocated() + 0.6 * needed
     torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.mem_get_info()[1])
     try:

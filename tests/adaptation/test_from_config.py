@@ -43,5 +43,5 @@ def test_cpu_uses_autocast_and_float32_weights(precision, dtypes):
 
 def test_gpu_uses_bfloat16_weights_but_autocast_for_float16(monkeypatch):
     for dtype, expected in ((torch.bfloat16, (torch.bfloat16, None)), (torch.float16, (None, torch.float16))):
-        monkeypatch.setattr(from_config, "choose_precision", lambda *_, dtype=dtype: dtype)
+        monkeypatch.setattr(from_config, "choose_autocast_dtype", lambda *_, dtype=dtype: dtype)
         assert from_config.select_dtypes(make_default_config("tapfm-pocket", "auto"), torch.device("cuda")) == expected

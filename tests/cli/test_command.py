@@ -55,8 +55,8 @@ def test_every_command_has_the_options_of_its_dataclass(name):
             assert parameter.default == field.default or (parameter.default, field.default) == (None, ()), field.name
         assert (parameter.help, parameter.metavar) == (declared.help, declared.metavar), field.name
         flags = [f"--{field.name.replace('_', '-')}"] if isinstance(declared, Option) else [field.name]
-        if isinstance(declared, Option) and declared.flags:
-            flags = declared.flags.split("/")
+        if isinstance(declared, Option) and declared.flag:
+            flags = declared.flag.split("/")
         assert [*parameter.opts, *parameter.secondary_opts] == flags, field.name
 
 
@@ -84,7 +84,7 @@ class CopyOptions:
     workers: Annotated[int | None, Option("Worker processes.", show_default="one per core", at_least=0, at_most=9)] = (
         None
     )
-    force: Annotated[bool | None, Option("Copy again or keep.", flags="--force/--resume")] = None
+    force: Annotated[bool | None, Option("Copy again or keep.", flag="--force/--resume")] = None
 
 
 def copy(*arguments, stop=None):

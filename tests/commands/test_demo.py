@@ -41,7 +41,7 @@ class FakeCommands:
         print(f"Tiled by {step.name}")
         if step.name == self.fails:
             return self.code
-        for path in step.output_files[:1]:  # a second path is the folder of the first
+        for path in step.expected_outputs[:1]:  # a second path is the folder of the first
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(step.name)
         return 0
@@ -256,7 +256,7 @@ def test_outlines_are_drawn_around_the_planted_signal():
     """One square of ground truth, on a thumbnail of half its size."""
     focus = np.zeros((100, 200), np.uint8)
     focus[20:60, 100:160] = 1
-    truth = SlideTruth(np.ones_like(focus), focus, ("FGFR3",), width_px0=800, height_px0=400, mpp=0.25)
+    truth = SlideTruth(np.ones_like(focus), focus, ("FGFR3",), width_px0=800, height_px0=400, slide_mpp=0.25)
     thumbnail = Thumbnail(np.full((50, 100, 3), 255, np.uint8), Box(0, 0, 800, 400))
     mask = make_signal_mask(thumbnail, truth)
     assert mask[10:30, 50:80].all()

@@ -26,7 +26,7 @@ from tapfm.errors import InputError
 from tapfm.inference.cohort_embedding import embed_cohort
 from tapfm.inference.embedding_jobs import EmbeddingSettings, make_job
 from tapfm.runtime.cohort_job import RESUME_HINT
-from tapfm.runtime.devices import choose_device, choose_precision
+from tapfm.runtime.devices import choose_autocast_dtype, choose_device
 from tapfm.runtime.output_folder import lock_folder
 from tapfm.slides.opening import open_slide
 from tapfm.tiles.store import TileSet, tile_file_path, write_tiles
@@ -459,6 +459,6 @@ def test_default_device_is_a_gpu_if_available():
 
 def test_default_precision_on_a_cpu_is_float32():
     cpu = torch.device("cpu")
-    assert choose_precision("auto", cpu) is None
-    assert choose_precision("float32", cpu) is None
-    assert choose_precision("bfloat16", cpu) is torch.bfloat16
+    assert choose_autocast_dtype("auto", cpu) is None
+    assert choose_autocast_dtype("float32", cpu) is None
+    assert choose_autocast_dtype("bfloat16", cpu) is torch.bfloat16

@@ -98,7 +98,7 @@ def test_inspect_finds_no_problems(cohort_run):
     found = {each["slide_id"]: each for each in json.loads(result.stdout)}
     for row in read_rows(folder / "cohort.csv"):
         truth = read_truth(folder / "truth", row["slide_id"])
-        assert found[row["slide_id"]]["mpp"] == pytest.approx(truth.mpp)
+        assert found[row["slide_id"]]["mpp"] == pytest.approx(truth.slide_mpp)
         assert not found[row["slide_id"]]["problem"]
 
 
@@ -113,7 +113,7 @@ def test_detected_tissue_agrees_with_the_truth(cohort_run):
         truth = read_truth(folder / "truth", path.stem)
         with closing(open_slide(path)) as slide:
             thumbnail = slide.thumbnail(400)
-        mpp = truth.mpp * thumbnail.downsample[0]
+        mpp = truth.slide_mpp * thumbnail.downsample[0]
         found = detect_tissue(thumbnail.pixels, mpp)
         rows, columns = (
             np.linspace(0, side - 1, count).astype(int)

@@ -88,7 +88,7 @@ def read_nest_tiles(planned):
     """Return the tiles of a slide that contain nests, and whether each has the signal."""
     rendered = render_slide(planned)
     truth = rendered.truth
-    positions, side = truth.default_grid()
+    positions, side = truth.default_tile_grid()
     nests = truth.coverage(truth.epithelium, positions, side)
     positions = positions[nests > 0.3]
     signal = truth.signal_coverage("FGFR3", positions, side)

@@ -79,7 +79,7 @@ def test_selected_output_of_each_step_is_printed(demo):
     steps = list_demo_steps(SIZES["tiny"], DemoFolder(folder))
     for number, step in enumerate(steps, 1):
         block = result.stderr.partition(f"{number}/{len(steps)} ")[2].partition(f"{number + 1}/{len(steps)} ")[0]
-        for prefix in step.shown_prefixes:
+        for prefix in step.summary_line_prefixes:
             assert f"\n{prefix}" in block, (step.name, prefix)
 
 
@@ -108,7 +108,7 @@ def test_attention_check_agrees_with_the_ground_truth(demo, cohort):
     for row in rows:
         tiles = predictions.tiles(row["slide_id"])
         truth = read_truth(folder / "synthetic" / "truth", row["slide_id"])
-        side = round(224 * 0.5 / truth.mpp)
+        side = round(224 * 0.5 / truth.slide_mpp)
         has_signal = truth.signal_coverage("FGFR3", tiles.positions, side) >= SIGNAL_THRESHOLD
         if 0 < sum(has_signal) < len(has_signal):
             stored = read_features(features / f"{row['slide_id']}.h5")

@@ -34,7 +34,7 @@ def work(job):
 
 
 def make_table(folder, slide_ids="abc", **options):
-    return SlideTable(folder, list(slide_ids), Record, ("not done", "no result with these settings"), **options)
+    return SlideTable(folder, list(slide_ids), Record, "not done", "no result with these settings", **options)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])

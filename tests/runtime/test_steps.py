@@ -43,7 +43,7 @@ class FakeStudy:
     def step(self, group, name, *needs, **more):
         log = self.folder / "logs" / f"{group}-{name}"
         return Step(
-            name, (name, group), log, group, output_files=(self.folder / f"{group} {name}",), needs=needs, **more
+            name, (name, group), log, group, expected_outputs=(self.folder / f"{group} {name}",), needs=needs, **more
         )
 
     def steps(self):
@@ -64,7 +64,7 @@ class FakeStudy:
         with self._lock:
             self.running.remove(step.key)
         if code == 0:
-            step.output_files[0].touch()
+            step.expected_outputs[0].touch()
         return code
 
     def run(self, steps=None, done=(), **options):
@@ -101,7 +101,8 @@ def test_failure_blocks_only_dependent_steps(tmp_path, jobs):
     results = study.run(jobs=jobs)
     assert results["a: train"] == StepResult("failed", "it is broken")
     assert results["a: train"].exit_code == 2
-    assert results["a: evaluate"] == StepResult("not run", "needs a: train")
+    assert results["a: evaluate"].state == "not run"
+    assert "a: train" in results["a: evaluate"].reason
     assert results["b: evaluate"].state == "done"
     assert "a: evaluate" not in study.display.started
     assert ("a: evaluate", "not run") in study.display.finished
@@ -116,11 +117,10 @@ def test_failure_stops_a_chain_of_dependent_steps(tmp_path):
 
 def test_step_with_a_problem_or_an_unknown_dependency_does_not_run(tmp_path):
     study = FakeStudy(tmp_path)
-    results = study.run(
-        [study.step("a", "train", config_problem="lambda is 2"), study.step("b", "evaluate", "b: train")]
-    )
+    results = study.run([study.step("a", "train", config_error="lambda is 2"), study.step("b", "evaluate", "b: train")])
     assert results["a: train"] == StepResult("failed", "lambda is 2")
-    assert results["b: evaluate"] == StepResult("not run", "needs b: train")
+    assert results["b: evaluate"].state == "not run"
+    assert "b: train" in results["b: evaluate"].reason
     assert not study.started
 
 
@@ -150,7 +150,7 @@ def test_error_and_ctrl_c_of_a_function_are_step_results(tmp_path):
     steps = [Step(f.__name__, (), tmp_path / "log", function=f) for f in (wrong, interrupted)]
     results = FakeStudy(tmp_path).run(steps)
     assert results["wrong"] == StepResult("failed", "no such table")
-    assert results["wrong"].error.hint == "use another table"
+    assert results["wrong"].exception.hint == "use another table"
     assert results["wrong"].exit_code == 2
     assert results["wrong"].seconds >= 0.02
     assert results["interrupted"].state == "not run"

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from tapfm.runtime.workers import WorkerCrash, WorkerPool, count_workers, map_isolated, serve_function
+from tapfm.runtime.workers import WorkerCrash, WorkerPool, choose_worker_count, map_isolated, serve_function
 
 
 def behave(item):
@@ -99,6 +99,6 @@ def test_zero_workers_run_in_this_process():
     assert {int(answer.split()[-1]) for answer in results.values()} == {os.getpid()}
 
 
-def test_count_workers_defaults_to_one_per_core(monkeypatch):
+def test_worker_count_defaults_to_one_per_core(monkeypatch):
     monkeypatch.setattr("tapfm.runtime.workers.available_cores", lambda: 7)
-    assert [count_workers(workers) for workers in (None, 0, 3)] == [7, 0, 3]
+    assert [choose_worker_count(workers) for workers in (None, 0, 3)] == [7, 0, 3]

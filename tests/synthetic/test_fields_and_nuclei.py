@@ -8,7 +8,7 @@ import pytest
 from tapfm.runtime.seeding import make_rng
 from tapfm.synthetic.fields import enlarge_rows, make_noise, resize_field, sample_smooth_noise
 from tapfm.synthetic.nuclei import EPITHELIAL, LOOKALIKES, MORPHOLOGIES, Nuclei, interpolate_kinds, render_nuclei
-from tapfm.synthetic.nuclei import _locate_pixels as locate_pixels
+from tapfm.synthetic.nuclei import _locate_centres as locate_centres
 from tapfm.synthetic.section import MAP_MPP
 from tapfm.synthetic.section import _fill_with_nuclei as fill_with_nuclei
 
@@ -90,9 +90,9 @@ def test_strength_interpolates_between_normal_and_planted():
 
 @pytest.mark.parametrize("mpp", [0.25, 0.5])
 def test_rendered_nuclei_are_at_their_positions(mpp):
-    nuclei = sample_nuclei(replace(EPITHELIAL, size_spread=0.0), 40)
+    nuclei = sample_nuclei(replace(EPITHELIAL, relative_size_sd=0.0), 40)
     cover, _ = render_nuclei(np.random.default_rng(0), nuclei, mpp)
-    columns, rows, _, _ = locate_pixels(nuclei, mpp)
+    columns, rows, _, _ = locate_centres(nuclei, mpp)
     steps = np.arange(cover.shape[1]) - cover.shape[1] // 2
     total = cover.sum((1, 2))
     x_um = (columns + 0.5 + (cover.sum(1) * steps).sum(1) / total) * mpp

@@ -51,9 +51,10 @@ def test_section_has_the_requested_compartments(section):
 
 def test_foci_are_epithelium_and_have_the_requested_fraction(section):
     epithelium = section.compartments == Compartment.EPITHELIUM
-    assert (section.focus_map[~epithelium] == 0).all()
+    assert (section.foci_map[~epithelium] == 0).all()
     for number, focus in enumerate(SPEC.foci, 1):
-        assert (section.focus_map == number).sum() / epithelium.sum() == pytest.approx(focus.fraction, abs=0.03)
+        fraction = (section.foci_map == number).sum() / epithelium.sum()
+        assert fraction == pytest.approx(focus.fraction_of_epithelium, abs=0.03)
 
 
 @pytest.mark.parametrize("difficulty", list(DIFFICULTIES))
@@ -64,14 +65,14 @@ def test_all_targets_have_foci_on_a_slide_positive_for_all(difficulty):
         spec = sample_section(cohort, "S001", "development", all_positive)
         section = generate_section(spec, seed, "S001")
         for number, focus in enumerate(spec.foci, 1):
-            fraction = (section.focus_map == number).sum() / (section.compartments == Compartment.EPITHELIUM).sum()
-            assert fraction > 0.5 * focus.fraction, focus.name
+            fraction = (section.foci_map == number).sum() / (section.compartments == Compartment.EPITHELIUM).sum()
+            assert fraction > 0.5 * focus.fraction_of_epithelium, focus.name
 
 
 def test_nuclei_of_a_focus_are_inside_it(section):
-    planted = next(each for each in section.nuclei if each.name == "FGFR3")
+    planted = next(each for each in section.nuclei if each.group == "FGFR3")
     assert len(planted) > 20
-    assert (section.focus_map[planted.y_um.astype(int), planted.x_um.astype(int)] == 1).all()
+    assert (section.foci_map[planted.y_um.astype(int), planted.x_um.astype(int)] == 1).all()
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -159,6 +160,6 @@ def test_rendered_slide_contains_the_foci_of_its_labels():
     rendered = render_slide(positive)
     assert rendered.scan.pixels.dtype == np.uint8
     assert rendered.truth.focus_names[0] == "FGFR3"
-    assert (rendered.truth.focus_map == 1).any()
+    assert (rendered.truth.foci_map == 1).any()
     negative = render_slide(next(each for each in planned if not each.labels["FGFR3"]))
     assert "FGFR3" not in negative.truth.focus_names

@@ -17,7 +17,7 @@ from tapfm.synthetic.truth import (
     encode_truth_geojson,
     encode_truth_image,
     read_truth,
-    tile_rows,
+    tile_coverage_rows,
     truth_metadata,
 )
 
@@ -43,8 +43,8 @@ def test_read_truth_returns_what_was_written(tmp_path, truth):
     write_truth(tmp_path, truth)
     read = read_truth(tmp_path, "S001")
     np.testing.assert_array_equal(read.compartments, truth.compartments)
-    np.testing.assert_array_equal(read.focus_map, truth.focus_map)
-    assert (read.focus_names, read.width_px0, read.height_px0, read.mpp) == (truth.focus_names, 1792, 1792, 0.25)
+    np.testing.assert_array_equal(read.foci_map, truth.foci_map)
+    assert (read.focus_names, read.width_px0, read.height_px0, read.slide_mpp) == (truth.focus_names, 1792, 1792, 0.25)
 
 
 def test_signal_coverage_is_the_fraction_covered_by_the_focus(truth):
@@ -55,7 +55,7 @@ def test_signal_coverage_is_the_fraction_covered_by_the_focus(truth):
 
 
 def test_tile_table_has_the_default_grid_of_tapfm_tile(truth):
-    rows = tile_rows("S001", truth, ["FGFR3"])
+    rows = tile_coverage_rows("S001", truth, ["FGFR3"])
     assert [row[:4] for row in rows[:2]] == [["S001", "0", "0", "448"], ["S001", "448", "0", "448"]]
     assert len(rows) == 16
     assert [row[4] for row in rows] == ["1.000", "1.000", "0.000", "0.000"] * 4

@@ -24,7 +24,7 @@ from tapfm.errors import InputError
 from tapfm.runs.build import build_run_aggregator, load_trainable_encoder
 from tapfm.runs.data import RunData, RunSlide
 from tapfm.runs.model import SlideModel
-from tapfm.runtime.devices import choose_precision, set_float32_precision
+from tapfm.runtime.devices import choose_autocast_dtype, set_float32_precision
 from tapfm.tasks.catalog import build_task
 from tapfm.tiles.augment import Augmentation
 
@@ -81,7 +81,7 @@ def select_dtypes(config: RunConfig, device: torch.device) -> tuple[torch.dtype 
 
     On a GPU, bfloat16 weights are used without autocast. float16 weights are not: small values would underflow.
     """
-    dtype = choose_precision(config.adaptation.precision, device)
+    dtype = choose_autocast_dtype(config.adaptation.precision, device)
     return (dtype, None) if device.type == "cuda" and dtype == torch.bfloat16 else (None, dtype)
 
 
@@ -91,7 +91,7 @@ def uses_compile(config: RunConfig, device: torch.device) -> bool:
 
 
 def _training_precision(config: RunConfig, device: torch.device) -> Precision:
-    dtype = choose_precision(config.adaptation.precision, device)
+    dtype = choose_autocast_dtype(config.adaptation.precision, device)
     return "bfloat16" if dtype == torch.bfloat16 else "float16" if dtype == torch.float16 else "float32"
 
 

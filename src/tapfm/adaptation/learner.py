@@ -30,7 +30,7 @@ from tapfm.encoders.precision import cast_weights
 from tapfm.errors import TapfmError
 from tapfm.inference.bags import Bag
 from tapfm.runs.model import SlideModel, check_parameter_shapes
-from tapfm.runtime.device_memory import convert_memory_errors, free_memory
+from tapfm.runtime.device_memory import release_cached_memory, unify_memory_errors
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Learner:
         self._encoder_updated = False
 
     @property
-    def moment_format(self) -> str:
+    def adamw_moment_format(self) -> str:
         """Storage format of the encoder's moments."""
         return self.optimiser_settings.moments
 
@@ -149,7 +149,7 @@ class Learner:
         slides = self._pending[-1:]
         while True:
             try:
-                with convert_memory_errors():
+                with unify_memory_errors():
                     for slide in slides[:-1]:
                         self._run_slide(slide, update=False)
                     report = self._run_slide(slides[-1], update=update)
@@ -160,7 +160,7 @@ class Learner:
             self.adaptation = replace(self.adaptation, chunking=smaller)
             self._snapshot.restore()
             self._accumulate_in_float32()
-            free_memory(self.model.device)
+            release_cached_memory(self.model.device)
             self.on_smaller_chunks(smaller.tiles or 1)
             slides = self._pending
         if update:

@@ -128,7 +128,7 @@ def _keep_saved_moments(run_folder: RunFolder, config: RunConfig) -> RunConfig:
     """If `optimiser.moments` is auto, use the moment format of the checkpoint: the free memory may differ now."""
     if config.optimiser.moments != "auto" or not run_folder.last_checkpoint.exists():
         return config
-    moments = run_folder.read_moment_format()
+    moments = run_folder.read_adamw_moment_format()
     return config.model_copy(update={"optimiser": config.optimiser.model_copy(update={"moments": moments})})
 
 

@@ -31,7 +31,7 @@ from tapfm.encoders.vit import VitEncoder
 from tapfm.inference.bags import Bag
 from tapfm.runs.build import build_run_aggregator
 from tapfm.runs.model import SlideModel
-from tapfm.runtime.devices import choose_precision
+from tapfm.runtime.devices import choose_autocast_dtype
 from tapfm.tasks.catalog import build_task
 from tapfm.tiles.augment import AugmentedTiles
 
@@ -50,7 +50,7 @@ class BenchSetup:
     @property
     def dtype(self) -> torch.dtype:
         """Precision of the computation."""
-        return choose_precision(self.config.adaptation.precision, self.device) or torch.float32
+        return choose_autocast_dtype(self.config.adaptation.precision, self.device) or torch.float32
 
     @property
     def compiled(self) -> bool:

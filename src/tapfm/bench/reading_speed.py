@@ -93,7 +93,7 @@ def write_synthetic_slide(folder: Path, tile_px: int) -> SlideFile:
     rendered = render_slide(planned)
     path = folder / "synthetic.svs"
     path.write_bytes(encode_svs(_repeat_section(rendered.scan.pixels), planned.scanner, planned.slide_id))
-    corners, side_px0 = rendered.truth.default_grid()
+    corners, side_px0 = rendered.truth.default_tile_grid()
     corners = corners[rendered.truth.coverage(rendered.truth.tissue, corners, side_px0) >= _MIN_TISSUE_FRACTION]
     height, width = rendered.scan.pixels.shape[:2]
     shifts = [(x * width, y * height) for y in range(_REPEATS) for x in range(_REPEATS)]

@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 
 from tapfm.errors import TapfmError
-from tapfm.runtime.device_memory import convert_memory_errors, free_memory
+from tapfm.runtime.device_memory import release_cached_memory, unify_memory_errors
 
 GIB = 2**30
 Result = TypeVar("Result")
@@ -79,14 +79,14 @@ def peak_gib(device: torch.device) -> float | None:
 def catch_out_of_memory(function: Callable[[], Result], device: torch.device) -> Result | None:
     """Run a function and free its memory. Return None if it ran out of memory."""
     try:
-        with convert_memory_errors():
+        with unify_memory_errors():
             return function()
     except (RuntimeError, MemoryError, TapfmError) as error:
         if not _is_out_of_memory(error):
             raise
     finally:
-        free_memory(device)
-    free_memory(device)  # again, because the exception referenced the tensors until here
+        release_cached_memory(device)
+    release_cached_memory(device)  # again, because the exception referenced the tensors until here
     return None
 
 

@@ -69,7 +69,8 @@ def _make_parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
     item = item_type(kind)
     if is_union(kind):
         first, *others = typing.get_args(kind)
-        kind = first | None if type(None) in others else first  # other types can only be passed in Python
+        # values of the command line have the first type; other types can only be passed in Python
+        kind = first | None if type(None) in others else first
     if item is not None:
         kind = types.GenericAlias(list, (item,))
         if default is not inspect.Parameter.empty:

@@ -30,7 +30,7 @@ from tapfm.cli.tile import tile
 from tapfm.cli.train import train
 from tapfm.cli.view import view
 from tapfm.errors import TapfmError
-from tapfm.runtime.commands import stop_with_parent
+from tapfm.runtime.commands import stop_when_parent_exits
 from tapfm.version import __version__
 
 app = typer.Typer(
@@ -83,7 +83,7 @@ app.command()(doctor)
 
 def main() -> None:
     """Run the command line. A TapfmError is printed as a message and a hint, without a traceback."""
-    stop_with_parent()
+    stop_when_parent_exits()
     # job schedulers send SIGTERM before they kill a process; SystemExit lets the command save its results
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:

@@ -77,7 +77,7 @@ def _print_table(cohort: workflow.SyntheticCohort, console: Console) -> None:
 
 def _describe_prevalence_changes(cohort: workflow.SyntheticCohort) -> list[str]:
     """Return a message for each target whose number of positive slides differs from its prevalence."""
-    from tapfm.synthetic.cohort_plan import MIN_SLIDES_PER_CLASS
+    from tapfm.synthetic.cohort_plan import MIN_SLIDES_PER_CLASS_AND_SPLIT
 
     lines = []
     spec = cohort.spec
@@ -91,6 +91,6 @@ def _describe_prevalence_changes(cohort: workflow.SyntheticCohort) -> list[str]:
                 lines.append(
                     f"{target.name} in the {name} cohort: {actual} positive slides instead of {expected} "
                     f"({prevalence:.0%} of {slides}), so that every split that is large enough has at least "
-                    f"{MIN_SLIDES_PER_CLASS} slides of each class."
+                    f"{MIN_SLIDES_PER_CLASS_AND_SPLIT} slides of each class."
                 )
     return lines

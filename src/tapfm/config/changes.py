@@ -11,7 +11,7 @@ _MEMORY_SETTINGS = (("adaptation", "chunk"), ("adaptation", "recompute"))  # may
 
 
 def describe_changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Describe each setting that differs. Ignored, because they may change: paths, [machine] and memory settings."""
+    """Describe each setting that differs, except paths, [machine] and memory settings, which are allowed to differ."""
     old, new = _flatten(before), _flatten(now)
     lines = []
     for name in dict.fromkeys([*old, *new]):

@@ -28,7 +28,7 @@ PATH_SETTINGS = (
     ("tiles", "features"),
     ("encoder", "weights"),
 )
-_FALLBACK_ENCODER = "uni"  # its defaults are used to validate the other settings if encoder.name is not valid
+_PLACEHOLDER_ENCODER = "uni"  # its defaults are used to validate the other settings if encoder.name is not valid
 
 
 def load_config(file: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -39,7 +39,7 @@ def load_config(file: Path, overrides: Sequence[str] = ()) -> RunConfig:
     tables = read_toml(file, create_command=format_command("config", "--out", file))
     resolve_paths(tables, file.parent)
     _apply_overrides(tables, overrides)
-    return resolve_config(tables, f"{file} with the options of the command line" if overrides else str(file))
+    return resolve_config(tables, f"{file} with the command-line options" if overrides else str(file))
 
 
 def read_toml(file: Path, create_command: str) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def read_toml(file: Path, create_command: str) -> dict[str, Any]:
         raise InputError(f"{file} cannot be read ({error.strerror}).", hint="Pass the path of a TOML file.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(
-            f"{file} is not a valid TOML file: {error}.", hint='Fix it there. Strings need quotes, such as "uni".'
+            f"{file} is not a valid TOML file: {error}.", hint='Correct the file. Strings need quotes, such as "uni".'
         ) from error
 
 
@@ -65,7 +65,7 @@ def override_settings(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
         return config
     tables = config.as_tables()
     _apply_overrides(tables, overrides)
-    return resolve_config(tables, "The configuration with --set overrides")
+    return resolve_config(tables, "The configuration changed by --set")
 
 
 def _apply_overrides(tables: dict[str, Any], overrides: Sequence[str]) -> None:
@@ -82,7 +82,7 @@ def resolve_config(tables: Mapping[str, Any], source: str = "The configuration")
 
     source: name of the configuration in the error message.
     """
-    problems = _find_non_tables(tables)
+    problems = _describe_non_tables(tables)
     if not problems:
         card, problems = _find_encoder(tables)
         completed = _add_defaults(tables, card)
@@ -114,7 +114,7 @@ def list_settings() -> Iterator[SettingPath]:
             yield from ((section, each.alias or name) for name, each in field.annotation.model_fields.items())
 
 
-def _find_non_tables(tables: Mapping[str, Any]) -> list[str]:
+def _describe_non_tables(tables: Mapping[str, Any]) -> list[str]:
     """Return a problem for each section that is not a table, such as `head = 3`."""
     keys: dict[str, list[str]] = {}  # of each section; empty for a top-level setting
     for section, *key in list_settings():
@@ -127,12 +127,12 @@ def _find_non_tables(tables: Mapping[str, Any]) -> list[str]:
 
 
 def _find_encoder(tables: Mapping[str, Any]) -> tuple[EncoderCard, list[str]]:
-    """Return the card of the encoder, or that of the fallback encoder and a problem if the name is unknown."""
+    """Return the card of the encoder. If its name is unknown, return a placeholder card and a problem."""
     name = tables.get("encoder", {}).get("name")
     try:
-        return find_encoder_card(name if isinstance(name, str) else _FALLBACK_ENCODER), []
+        return find_encoder_card(name if isinstance(name, str) else _PLACEHOLDER_ENCODER), []
     except InputError as error:
-        return find_encoder_card(_FALLBACK_ENCODER), [f"encoder.name: {error.message} {error.hint}"]
+        return find_encoder_card(_PLACEHOLDER_ENCODER), [f"encoder.name: {error.message} {error.hint}"]
 
 
 def _add_defaults(tables: Mapping[str, Any], card: EncoderCard) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def merge_tables(base: dict[str, Any], overriding: Mapping[str, Any]) -> None:
 def resolve_paths(tables: dict[str, Any], base: Path, settings: Iterable[tuple[str, str]] = PATH_SETTINGS) -> None:
     """Make paths absolute in place, so that a run can be resumed from any folder.
 
-    base: folder of relative paths. settings: section and key of each path.
+    base: folder that the relative paths refer to. settings: section and key of each path.
     """
     for section, key in settings:
         table = tables.get(section)

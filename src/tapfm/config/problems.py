@@ -46,7 +46,10 @@ def describe_invalid_values(error: ValidationError, settings: Sequence[SettingPa
 
 
 def suggest_setting(path: SettingPath, settings: Sequence[SettingPath]) -> str:
-    """Return "; did you mean ...?" with the same key in another section, else with the most similar key, else ""."""
+    """Return a suggestion for an unknown setting, such as "; did you mean cohort.table?", or "" if there is none.
+
+    A setting with the same key in another section is suggested first, then the one with the most similar key.
+    """
     *section, key = path
     siblings = [setting for setting in settings if list(setting[:-1]) == section]
     suggested = [setting for setting in settings if setting[-1] == key]

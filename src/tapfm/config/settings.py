@@ -14,7 +14,7 @@ from tapfm.config.recipes import Method, Recipe
 
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, le=1)]  # from 0 to 1
+Probability = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]  # at least 1
 
 
@@ -47,7 +47,7 @@ class CohortSection(SettingsModel):
 
 
 class TilesSection(SettingsModel):
-    """The tiles of the slides."""
+    """The folders of tiles and stored features."""
 
     folder: Path | None = setting("output folder of `tapfm tile`, TRIDENT or CLAM", default=None, examples=["tiles"])
     features: Path | None = setting(
@@ -100,18 +100,20 @@ class AdaptationSection(SettingsModel):
         alias="lambda",
     )
     beta: NotNegative = setting(
-        "weight of the cosine loss: the cosine similarity between a tile's feature vector and the gradient of the "
-        "aggregator's loss at this vector; 0: not used"
+        "weight of the cosine loss, which is computed from the cosine similarity between a tile's feature vector and "
+        "the gradient of the aggregator's loss at this vector; 0: not used"
     )
     cosine: Literal["paper", "descending"] = setting(
-        "formula of the cosine loss: paper (1 - cos, as published) or descending (1 + cos)", default="paper"
+        "formula of the cosine loss (see beta): paper (1 - cos, as published) or descending (1 + cos, which moves "
+        "features down the gradient)",
+        default="paper",
     )
     tau: Positive = setting(
         "temperature of the softmax over tiles that turns CLS attention into tile weights; larger: more uniform"
     )
     bag_gradient: Literal["before", "after", "joint"] = setting(
-        "the encoder's gradient is computed before or after the aggregator's update; joint: "
-        "the encoder is updated before the aggregator (the paper argues against it)",
+        "before or after: compute the encoder's gradient before or after the aggregator is updated; joint: update the "
+        "encoder first, then the aggregator with the new features (the paper argues against it)",
         default="before",
     )
     tiles_per_slide: Count | Literal["all"] = setting(
@@ -164,8 +166,8 @@ class ScheduleSection(SettingsModel):
     """The learning rate schedule: cosine annealing with warm restarts, per epoch."""
 
     epochs: Count = setting("passes over the training slides")
-    first_cycle: Count = setting("epochs until the first restart of the learning rates")
-    cycle_factor: Count = setting("each cycle between restarts is this many times as long as the previous one")
+    first_cycle: Count = setting("length of the first learning rate cycle, in epochs")
+    cycle_factor: Count = setting("each learning rate cycle is this many times as long as the previous one")
     encoder_lr_min: NotNegative = setting("minimum learning rate of the encoder")
     aggregator_lr_min: NotNegative = setting("minimum learning rate of the aggregator")
 
@@ -173,9 +175,9 @@ class ScheduleSection(SettingsModel):
 class AugmentationSection(SettingsModel):
     """The augmentation of training tiles."""
 
-    flip: Fraction = setting("probability of a horizontal flip")
+    flip: Probability = setting("probability of a horizontal flip")
     rotate_90: bool = setting("rotate by 0, 90, 180 or 270 degrees at random")
-    blur: Fraction = setting("probability of a Gaussian blur")
+    blur: Probability = setting("probability of a Gaussian blur")
     blur_radius: tuple[Positive, Positive] = setting("minimum and maximum blur radius in pixels")
     stain_jitter: NotNegative = setting(
         "random change of haematoxylin and eosin, at most this fraction of their amount, from 0 to below 1; 0: none",
@@ -184,7 +186,7 @@ class AugmentationSection(SettingsModel):
 
 
 class SelectionSection(SettingsModel):
-    """The selection of the best epoch, by the validation AUC."""
+    """The selection of the best epoch by the validation AUC, and early stopping."""
 
     validation_tiles: Count | Literal["all"] = setting(
         "tiles sampled from each validation slide, the same in every epoch; final metrics use all tiles"
@@ -232,7 +234,7 @@ class RunConfig(SettingsModel):
     optimiser: OptimiserSection
     schedule: ScheduleSection
     augmentation: AugmentationSection
-    selection: SelectionSection
+    selection: SelectionSection  # of the best epoch
     machine: MachineSection = Field(default_factory=MachineSection)
 
     def as_tables(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ METHODS: tuple[Method, ...] = get_args(Method)
 ReportKind = Literal["comparison", "ablation", "stability", "forgetting"]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 _EXAMPLE_COMMAND = "tapfm study --preset paper-table1 --write study.toml"
-_VALID_NAME = re.compile(r"[\w][\w .,+=:-]*")  # of a study or a variant; the name becomes part of a path
+_VALID_FOLDER_NAME = re.compile(r"[\w][\w .,+=:-]*")  # of a study or a variant; the name becomes part of a path
 
 
 class SlidesSection(SettingsModel):
@@ -37,17 +37,19 @@ class SlidesSection(SettingsModel):
 
 
 class ProbeSection(SettingsModel):
-    """A tile classification task unrelated to the targets, to measure how much a trained encoder forgets."""
+    """A linear probe on tiles of a task unrelated to the targets, to measure how much a trained encoder forgets."""
 
     tiles: Path = setting(
-        "folder of tile images: one subfolder per class (a random half of each is for testing), or train/ and test/ "
-        "with one subfolder per class each"
+        "folder of tile images in train/CLASS/ and test/CLASS/, or only in CLASS/; in the second case, a random half "
+        "of each class is for testing"
     )
-    seed: Seed = setting("random seed of the split into training and test tiles, without train/ and test/", default=0)
+    seed: Seed = setting(
+        "random seed of the split into training and test tiles, if `tiles` has no train/ and test/", default=0
+    )
 
 
 class Variant(SettingsModel):
-    """Named changes to the settings of RUN.toml, to compare with other variants."""
+    """One of the variants to compare: its name and its changes to the settings of RUN.toml."""
 
     name: str = setting("name of the variant in tables and folders")
     settings: dict[str, Any] = setting(
@@ -58,10 +60,11 @@ class Variant(SettingsModel):
 class StudyConfig(SettingsModel):
     """A study: all combinations of encoders, methods, aggregators, variants, folds and seeds."""
 
-    name: str = setting("title of the study in tables")
+    name: str = setting("name of the study, the title of its tables")
     report: ReportKind = setting(
         "tables to write besides those of the metrics: comparison (of models), ablation (of settings), stability (of "
-        "training, by order of updates) or forgetting (of another task)",
+        "training, by adaptation.bag_gradient) or forgetting (accuracy in the task of [probe], before and after "
+        "training)",
         default="comparison",
     )
     targets: list[str] = setting(
@@ -75,9 +78,9 @@ class StudyConfig(SettingsModel):
     methods: list[Method] = setting(
         "training methods to compare: fixed, finetune, tapfm", default=["fixed", "finetune", "tapfm"], min_length=1
     )
-    aggregators: list[str] = setting("aggregators of methods fixed and finetune", default=["abmil"])
-    tapfm_aggregators: list[str] = setting("aggregators of method tapfm", default=["cls-attention"])
-    seeds: list[Seed] = setting("random seeds, one run each", default=[0], min_length=1)
+    aggregators: list[str] = setting("aggregators to train with methods fixed and finetune", default=["abmil"])
+    tapfm_aggregators: list[str] = setting("aggregators to train with method tapfm", default=["cls-attention"])
+    seeds: list[Seed] = setting("random seeds; every model is trained with each seed", default=[0], min_length=1)
     folds: list[Annotated[int, Field(ge=0)]] = setting(
         "fold numbers to run, for example [0, 1] for the columns fold_0 and fold_1; empty: the column `split` is used",
         default=[],
@@ -98,7 +101,7 @@ class StudyConfig(SettingsModel):
         "variants of the settings; every model is trained with each variant", default_factory=list
     )
     probe: ProbeSection | None = None
-    notes: list[str] = setting("notes for readers of the tables", default_factory=list)
+    notes: list[str] = setting("notes for readers; study.md starts with them", default_factory=list)
 
     @property
     def is_multilabel(self) -> bool:
@@ -106,7 +109,7 @@ class StudyConfig(SettingsModel):
         return len(self.targets) > 1 if self.task is None else self.task == "multilabel"
 
     @property
-    def allow_failures(self) -> int:
+    def max_failed_slides(self) -> int:
         """Number of slides that may fail in a run or an evaluation. Results with more failures are not used."""
         return int(self.settings.get("machine", {}).get("allow_failures", 0))
 
@@ -175,7 +178,7 @@ def _resolve_encoder_names(config: StudyConfig) -> tuple[StudyConfig, list[str]]
 
 
 def _find_problems(config: StudyConfig) -> Iterator[str]:
-    """Yield duplicate values, unknown or invalid names, and settings that are not set or contradict each other."""
+    """Yield a message for each duplicate value, invalid name, missing setting, and pair of contradictory settings."""
     listed: dict[str, list[Any]] = {
         "targets": config.targets,
         "encoders": config.encoders,
@@ -196,7 +199,7 @@ def _find_problems(config: StudyConfig) -> Iterator[str]:
             except InputError as error:
                 yield f"{key}: {error.message} {error.hint}"
     for name in (config.name, *listed["variants"]):
-        if not _VALID_NAME.fullmatch(name):
+        if not _VALID_FOLDER_NAME.fullmatch(name):
             yield f"name: {name!r} cannot be a folder name; use letters, digits, spaces and _.,+=:-"
     if config.is_multilabel and len(config.targets) == 1:
         yield "task: multilabel needs at least two targets"
@@ -208,10 +211,10 @@ def _find_problems(config: StudyConfig) -> Iterator[str]:
         orders = {each.settings.get("adaptation", {}).get("bag_gradient") for each in config.variants}
         if not {"before", "after", "joint"} <= orders:
             yield 'variants: report = "stability" needs variants with adaptation.bag_gradient before, after and joint'
-    yield from _find_unknown_settings(config)
+    yield from _describe_unknown_settings(config)
 
 
-def _find_unknown_settings(config: StudyConfig) -> Iterator[str]:
+def _describe_unknown_settings(config: StudyConfig) -> Iterator[str]:
     """Yield a problem for each setting under `settings` and `variants` that RUN.toml does not have."""
     known = list(list_settings())
     given = [("settings", {name: each for name, each in config.settings.items() if name not in METHODS})]

@@ -31,10 +31,10 @@ def format_starter_config(
     targets: Sequence[str],
     folder: Path | None,
 ) -> str:
-    """Return a commented RUN.toml to start from.
+    """Return a RUN.toml to start from, with a comment for each setting.
 
-    Without `targets`, all binary label columns of the cohort table are used. Paths are relative to `folder`, which
-    defaults to the current folder.
+    Without `targets`, all binary label columns of the cohort table are used. Paths are written relative to `folder`,
+    the folder of the new file; None: the current folder.
     """
     cohort_section: dict[str, str | int] = {"table": _relative_path(cohort or Path("cohort.csv"), folder)}
     if cohort is not None:
@@ -51,7 +51,7 @@ def format_starter_config(
     tiles_section = {"folder": _relative_path(tiles or Path("tiles"), folder)} if method != "fixed" or tiles else {}
     if method == "fixed" or features is not None:
         tiles_section["features"] = _relative_path(features or Path("features"), folder)
-    return _format_commented(
+    return _format_all_settings(
         {
             "recipe": recipe,
             "seed": 0,
@@ -65,7 +65,7 @@ def format_starter_config(
 
 
 def _relative_path(path: Path, folder: Path | None) -> str:
-    """Change a path from relative to the current folder to relative to `folder`. Absolute paths stay unchanged."""
+    """Make a path relative to `folder` instead of the current folder. Absolute paths stay unchanged."""
     if path.is_absolute() or folder is None:
         return path.as_posix()
     return Path(
@@ -73,8 +73,8 @@ def _relative_path(path: Path, folder: Path | None) -> str:
     ).as_posix()  # resolved, because ".." does not undo a symbolic link
 
 
-def _format_commented(tables: Mapping[str, Any]) -> str:
-    """Return a commented RUN.toml: the given settings, and the other settings as comments with their defaults."""
+def _format_all_settings(tables: Mapping[str, Any]) -> str:
+    """Return a RUN.toml with all settings: the given ones, and the others commented out with their defaults."""
     config = resolve_config(tables)
     lines = [
         "# Settings of a tapfm run. To start it: tapfm train run.toml --out runs/first",
@@ -136,5 +136,5 @@ def format_toml_value(value: Any) -> str:
 
 
 def first_line(text: str | None) -> str:
-    """Return the first line of a docstring."""
+    """Return the first line of a docstring, which must not be empty or None."""
     return (text or "").strip().splitlines()[0]

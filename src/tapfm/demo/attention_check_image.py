@@ -62,7 +62,7 @@ def draw_attention_check(
 
 def _make_signal_mask(thumbnail: Thumbnail, truth: SlideTruth) -> Mask:
     """Return the mask of the thumbnail pixels in nests with the signal."""
-    mask = truth.focus_map == truth.focus_names.index(TARGET) + 1
+    mask = truth.foci_map == truth.focus_names.index(TARGET) + 1
     height_px, width_px = thumbnail.pixels.shape[:2]
     down_x, down_y = thumbnail.downsample
     y_px0 = thumbnail.box.y_px0 + (np.arange(height_px) + 0.5) * down_y

@@ -47,7 +47,7 @@ def run_demo(size: DemoSize, out: Path, run_command: RunCommand, *, console: Con
         if len(done) == len(steps):
             return folder
         for step in steps[len(done) + 1 :]:  # steps after the next one start again: remove their old output
-            for path in step.output_files:
+            for path in step.expected_outputs:
                 _remove(path)
         results = StepRunner(
             steps,
@@ -59,9 +59,9 @@ def run_demo(size: DemoSize, out: Path, run_command: RunCommand, *, console: Con
     if failed is None:
         return folder
     result = results[failed.key]
-    if result.error is not None:
+    if result.exception is not None:
         console.print(f"After fixing this, resume with: {resume_command}", markup=False, soft_wrap=True)
-        raise result.error
+        raise result.exception
     hint = f"Finished steps are saved. To resume: {resume_command}"
     if result.exit_code > 128:
         console.print(hint, markup=False, soft_wrap=True)
@@ -97,10 +97,10 @@ class _DemoDisplay:
         pass
 
     def show_result(self, step: Step, result: StepResult) -> None:
-        if result.state == "not run" or not step.shown_prefixes or not step.log.exists():
+        if result.state == "not run" or not step.summary_line_prefixes or not step.log.exists():
             return  # the log may be from an earlier attempt
         for line in step.log.read_text("utf-8").splitlines():
-            if line.startswith(step.shown_prefixes):
+            if line.startswith(step.summary_line_prefixes):
                 self._console.print(line, markup=False, soft_wrap=True)
 
 

@@ -31,48 +31,48 @@ def list_demo_steps(size: DemoSize, folder: DemoFolder) -> list[Step]:
         arguments = ["predict", "--model", folder.tapfm_run, folder.cohort_table(cohort_name), "--split", "test"]
         arguments += ["--tiles", folder.tiles(cohort_name), "--out", out, "--heatmaps", "--resume"]
         title = f"Predict the {cohort_title} slides and draw a heatmap of each"
-        return step(f"predict-{cohort_name}", title, *arguments, output_files=(out / "predictions.csv", out))
+        return step(f"predict-{cohort_name}", title, *arguments, expected_outputs=(out / "predictions.csv", out))
 
     steps = [
         step(
             "synth",
             "Generate synthetic slides with a signal in some tumour nests",
             *("synth", folder.synthetic, *synth),
-            output_files=(folder.synthetic / "README.md", folder.synthetic),  # README.md is written last
-            shown_prefixes=("Thumbnails",),
+            expected_outputs=(folder.synthetic / "README.md", folder.synthetic),  # README.md is written last
+            summary_line_prefixes=("Thumbnails",),
         ),
         step(
             "inspect",
             "Inspect the slides: format, size, resolution, problems",
             *("inspect", cohort, folder.external),
-            shown_prefixes=(f"{size.slides + size.external_slides} slides",),
+            summary_line_prefixes=(f"{size.slides + size.external_slides} slides",),
         ),
         step(
             "tile",
             "Detect tissue and extract tiles at 0.5 microns per pixel",
             *("tile", cohort, "--out", folder.tiles("test")),
-            output_files=(folder.tiles("test") / "summary.csv", folder.tiles("test")),
-            shown_prefixes=("Tiled", "Check the overlays"),
+            expected_outputs=(folder.tiles("test") / "summary.csv", folder.tiles("test")),
+            summary_line_prefixes=("Tiled", "Check the overlays"),
         ),
         step(
             "tile-external",
             "Tile the external cohort (other sites, another scanner)",
             *("tile", folder.external, "--out", folder.tiles("external")),
-            output_files=(folder.tiles("external") / "summary.csv", folder.tiles("external")),
-            shown_prefixes=("Tiled", "Check the overlays"),
+            expected_outputs=(folder.tiles("external") / "summary.csv", folder.tiles("external")),
+            summary_line_prefixes=("Tiled", "Check the overlays"),
         ),
         step(
             "split",
             "Split by patient (--force replaces the split of the synthetic cohort table)",
             *("split", cohort, "--fractions", *map(str, FRACTIONS), "--force", "--out", folder.split),
-            output_files=(folder.split,),
-            shown_prefixes=("split", "train", "val", "test"),
+            expected_outputs=(folder.split,),
+            summary_line_prefixes=("split", "train", "val", "test"),
         ),
         step(
             "study",
             "Train with three methods, and evaluate each on held-out and external slides",
             *("study", folder.study_file, "--out", folder.study, "--jobs", "2", "--resume"),
-            output_files=(folder.auc_table, folder.study),
+            expected_outputs=(folder.auc_table, folder.study),
             prepare=partial(_write_study, folder.study_file, size),
         ),
         predict_step("test", "held-out"),
@@ -81,13 +81,13 @@ def list_demo_steps(size: DemoSize, folder: DemoFolder) -> list[Step]:
             "report",
             "Write a report with all results",
             *("report", folder.study, *predictions, "--out", folder.report),
-            output_files=(folder.report,),
-            shown_prefixes=("Wrote",),
+            expected_outputs=(folder.report,),
+            summary_line_prefixes=("Wrote",),
         ),
         step(
             "attention-check",
             "Compare attention with the planted signal",
-            output_files=(folder.attention_check, folder.attention_check_image),
+            expected_outputs=(folder.attention_check, folder.attention_check_image),
             function=partial(_check_attention, folder),
         ),
     ]

@@ -21,7 +21,7 @@ from tapfm.contracts import EncodedTiles
 from tapfm.encoders.float8 import convert_to_float8
 from tapfm.encoders.precision import can_compile, cast_weights
 from tapfm.encoders.vit import VitEncoder
-from tapfm.runtime.device_memory import convert_memory_errors
+from tapfm.runtime.device_memory import unify_memory_errors
 
 Precision = Literal["float32", "bfloat16", "float16", "float8"]
 
@@ -61,7 +61,7 @@ class InferenceEncoder:
             parts.append(self._replay(part, batch) if captured else self._run(part))
         return concatenate(parts)
 
-    @convert_memory_errors()
+    @unify_memory_errors()
     def _run(self, tiles: Tensor) -> EncodedTiles:
         with torch.autocast(self.device.type, self._autocast or torch.bfloat16, enabled=self._autocast is not None):
             encoded: EncodedTiles = self.encoder(tiles)

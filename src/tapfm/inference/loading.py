@@ -19,10 +19,9 @@ from tapfm.inference.precision import choose_inference_precision
 from tapfm.inference.predictor import InferenceModel
 from tapfm.inference.slide_bags import collect_slide_tiles
 from tapfm.runs.data import RunSlide
-from tapfm.runs.ensemble import load_member
 from tapfm.runs.model import SlideModel
 from tapfm.runs.model_folder import ModelFolder, ModelMember
-from tapfm.runs.saved_model import SavedModel
+from tapfm.runs.saved_model import SavedModel, load_member
 from tapfm.runtime.device_memory import explain_memory_error
 
 

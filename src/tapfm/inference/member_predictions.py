@@ -73,7 +73,7 @@ def _find_run_predictions(
 
     Their tiles or features have not changed since then; otherwise an error was raised before.
     """
-    if not data.is_training_cohort or member.adapted != (data.features_folder is None):
+    if not data.is_run_cohort or member.adapted != (data.features_folder is None):
         return {}
     known: dict[str, FinishedSlide] = {}
     for split in {slide.split for slide in slides}:

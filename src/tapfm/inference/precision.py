@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tapfm.errors import UnknownNameError
-from tapfm.runtime.devices import PRECISIONS, choose_precision
+from tapfm.runtime.devices import PRECISIONS, choose_autocast_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -31,4 +31,4 @@ def choose_inference_precision(precision: str, device: torch.device) -> Precisio
     if precision == "float8":
         check_float8_support(device)
         return "float8"
-    return precision_name(choose_precision(precision, device))
+    return precision_name(choose_autocast_dtype(precision, device))

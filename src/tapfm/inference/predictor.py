@@ -32,7 +32,7 @@ from tapfm.errors import DeviceMemoryError, DiskFullError, InputError, Interrupt
 from tapfm.inference.bags import Bag, BagRequest, Bags, SlideFailed, check_unreadable_tiles, make_unreadable_error
 from tapfm.inference.tile_columns import TileColumn, column_name
 from tapfm.runs.model import SlideModel
-from tapfm.runtime.device_memory import convert_memory_errors, free_memory
+from tapfm.runtime.device_memory import release_cached_memory, unify_memory_errors
 from tapfm.tasks.target import TargetKinds
 from tapfm.tiles.reading import SkippedTiles
 
@@ -136,7 +136,7 @@ class Predictor:
                 if isinstance(result, SlideFailed):
                     failed[request.slide_id] = result
                     bags.skip_rest()
-                    free_memory(self.device)
+                    release_cached_memory(self.device)
                 on_slide(request.slide_id, result)
                 if (number := stop_signal()) is not None:
                     raise Interrupted(number)
@@ -229,7 +229,7 @@ class Predictor:
             else:
                 break
             before, self.batch = self.batch, self.batch // 2
-            free_memory(self.device)
+            release_cached_memory(self.device)
             self._on_retry(f"Out of memory at {before} tiles per batch; retrying with {self.batch}.")
         self._on_tiles(part.tiles)
         return encoded
@@ -293,7 +293,7 @@ def _tee(items: Iterable[Item]) -> tuple[Iterator[Item], Iterator[Item]]:
 def _convert_slide_errors() -> Iterator[None]:
     """Convert errors of one slide to SlideFailed; errors that would affect every slide are not converted."""
     try:
-        with convert_memory_errors():
+        with unify_memory_errors():
             yield
     except (SlideFailed, Interrupted, OSError, DiskFullError, DeviceMemoryError, torch.AcceleratorError):
         raise

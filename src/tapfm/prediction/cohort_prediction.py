@@ -208,7 +208,7 @@ def _describe_prediction(
     """Return the content of prediction.json. Precision is included only for float8, which changes results."""
     aggregators = sorted({_aggregator_name(member) for member in model_folder.members})
     return {
-        **model_folder.build_metadata(),
+        **model_folder.build_identifying_metadata(),
         "encoder": ", ".join(sorted({member.encoder for member in model_folder.members})),
         "aggregator": ", ".join(aggregators),
         "calls": {"thresholds": dict(calls.thresholds), "by": calls.description, "sensitivity": sensitivity},

@@ -17,7 +17,9 @@ from tapfm.runtime.files import fingerprint
 def prediction_key(model_folder: ModelFolder, slide: RunSlide) -> str:
     """Return the key of a prediction: a digest of weights, tiles and code, followed by one of the slide's files."""
     weights = [member.weights_digest for member in model_folder.members]
-    return fingerprint(weights, slide.content_digest, FEATURES_VERSION)[:16] + (slide.slide_files_digest or "")
+    return fingerprint(weights, slide.tiles_or_features_digest, FEATURES_VERSION)[:16] + (
+        slide.slide_files_digest or ""
+    )
 
 
 def reuse_prediction(folder: PredictionFolder, slide: RunSlide, key: str, calls: CallThresholds) -> bool:

@@ -41,7 +41,7 @@ def _evaluate_split(run: ReportedRun, split: str, resamples: int) -> EvaluatedSl
     thresholds_source = (
         f"{format_count(len(validation), 'validation slide')} of the run"
         if validation
-        else "the run has no predictions for validation slides"
+        else "the run has no validation predictions"
     )
     results = evaluate_predictions(
         predictions,

@@ -40,7 +40,7 @@ def read_compared_predictions(sources: Sequence[str], split: str) -> ComparedPre
             f"Several models have the same name: {', '.join(repeated)}.",
             hint=f"Give them different names: {repeated[0]}-1=PATH {repeated[0]}-2=PATH",
         )
-    by_model = _drop_cohorts_if_missing({name: read_predictions(path) for name, path in named_files})
+    by_model = _clear_cohort_unless_in_all_tables({name: read_predictions(path) for name, path in named_files})
     targets = target_kinds(_find_common_targets(by_model))
     return ComparedPredictions(
         dict(named_files), by_model, targets, _collect_not_held_out_warnings(named_files, by_model)
@@ -79,10 +79,10 @@ def _find_prediction_table(path: Path, split: str) -> Path:
     return found
 
 
-def _drop_cohorts_if_missing(by_model: dict[str, list[Prediction]]) -> dict[str, list[Prediction]]:
-    """Remove the cohort from all predictions if some tables have none, so that patients match by patient_id only.
+def _clear_cohort_unless_in_all_tables(by_model: dict[str, list[Prediction]]) -> dict[str, list[Prediction]]:
+    """Set `cohort` to None in all predictions if it is missing in one of the tables.
 
-    Raises InputError if a patient id occurs in several cohorts of one table.
+    Patients then match by patient_id only. Raises InputError if a patient id occurs in several cohorts of one table.
     """
     without_cohorts = [name for name, predictions in by_model.items() if not any(each.cohort for each in predictions)]
     if len(without_cohorts) in (0, len(by_model)):
@@ -91,8 +91,8 @@ def _drop_cohorts_if_missing(by_model: dict[str, list[Prediction]]) -> dict[str,
         cohorts = Counter(patient for patient, _ in {(each.patient_id, each.cohort) for each in predictions})
         if several := sorted(patient for patient, count in cohorts.items() if count > 1):
             raise InputError(
-                f"The predictions of {without_cohorts[0]} have no column 'cohort'. In those of {name}, the patient id "
-                f"'{several[0]}' occurs in several cohorts, so the patients cannot be matched.",
+                f"Patients cannot be matched: in the predictions of {name}, the patient id '{several[0]}' occurs in "
+                f"several cohorts, but the predictions of {without_cohorts[0]} have no column 'cohort'.",
                 hint=f"Add a column 'cohort' to the predictions of {without_cohorts[0]}.",
             )
     return {name: [replace(each, cohort=None) for each in predictions] for name, predictions in by_model.items()}
@@ -105,7 +105,7 @@ def _collect_not_held_out_warnings(
     common = set.intersection(*({patient_key(each) for each in predictions} for predictions in by_model.values()))
     warnings = []
     for name, path in named_files:
-        if _is_for_training_cohort(path):
+        if _is_for_run_cohort(path):
             seen = {patient_key(each) for each in by_model[name] if each.split in (TRAIN, VALIDATION)} & common
             if seen:
                 patients = format_count(len(seen), "patient")
@@ -113,8 +113,8 @@ def _collect_not_held_out_warnings(
     return warnings
 
 
-def _is_for_training_cohort(predictions: Path) -> bool:
-    """Return whether a prediction table is for the cohort that the model was trained on."""
+def _is_for_run_cohort(predictions: Path) -> bool:
+    """Return whether a prediction table is for the cohort of the run (any split), not for an external cohort."""
     if is_run(predictions.parent):
         return True
     try:

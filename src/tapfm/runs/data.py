@@ -21,7 +21,7 @@ from tapfm.tasks.labels import check_training_labels, label_count_columns, read_
 from tapfm.tasks.target import Label, TargetKinds
 from tapfm.tiles.store import TileSet, read_slide_tiles
 
-_OPTIONAL_COLUMNS = ("mpp", "cohort", "split")  # of a cohort table
+_OPTIONAL_COHORT_COLUMNS = ("mpp", "cohort", "split")
 _MAX_LISTED = 5  # slides named in a message
 
 
@@ -44,7 +44,7 @@ class RunSlide:
     features: StoredFeatures | None = None
 
     @property
-    def content_digest(self) -> str:
+    def tiles_or_features_digest(self) -> str:
         """Digest that changes with the tiles, or with the features if the slide has no tiles."""
         if self.tiles is not None:
             return self.tiles.content_digest
@@ -64,16 +64,16 @@ class RunSlide:
             return None
         return fingerprint(files)[:16] if files else None
 
-    def column(self, name: str) -> str:
-        """Return the value of a column of the cohort table; mpp is taken from the tiles if the table has none."""
+    def column_value(self, name: str) -> str:
+        """Return the value in a column of the cohort table; mpp is taken from the tiles if the table has none."""
         if name in self.row.labels:
             return self.row.labels[name]
         if name == "mpp":
             mpp = self.row.mpp or (self.tiles.slide_mpp if self.tiles is not None else None)
             return "" if mpp is None else f"{mpp:.2f}"  # slides of one scanner may differ in the third decimal
-        if name in _OPTIONAL_COLUMNS:
+        if name in _OPTIONAL_COHORT_COLUMNS:
             return str(getattr(self.row, name) or "")
-        columns = [*_OPTIONAL_COLUMNS, *self.row.labels]
+        columns = [*_OPTIONAL_COHORT_COLUMNS, *self.row.labels]
         raise UnknownNameError.with_suggestions("column", name, columns, see=", ".join(columns))
 
 
@@ -98,13 +98,13 @@ class RunData:
         """The columns of split.csv."""
         return ["slide_id", "patient_id", "cohort", "split", *self.targets, "tiles", "digest"]
 
-    def split_csv_rows(self) -> list[list[str]]:
+    def format_split_csv_rows(self) -> list[list[str]]:
         """Return the rows of split.csv: one per slide, with a digest to detect changes of its tiles or features."""
         return [
             [
                 *(slide.row.slide_id, slide.row.patient_id, slide.row.cohort or "", slide.split),
                 *(kind.format_label(slide.labels[target]) for target, kind in self.targets.items()),
-                *("" if slide.tiles is None else str(len(slide.tiles)), slide.content_digest),
+                *("" if slide.tiles is None else str(len(slide.tiles)), slide.tiles_or_features_digest),
             ]
             for slide in self.slides
         ]
@@ -140,7 +140,7 @@ def read_run_data(config: RunConfig) -> RunData:
 
 
 def _read_run_cohort(config: RunConfig) -> Cohort:
-    """Read the cohort table of a run. Error hints name settings (--set cohort.slides) instead of other options."""
+    """Read the cohort table of a run. Error hints mention --set cohort.slides instead of --slides."""
     try:
         return read_cohort(config.cohort.table, config.cohort.slides, must_exist=config.adaptation.method != "fixed")
     except CohortError as error:
@@ -149,11 +149,13 @@ def _read_run_cohort(config: RunConfig) -> Cohort:
 
 
 def _find_tiles(config: RunConfig, row: SlideRow) -> tuple[TileSet, None]:
+    """Return the tiles of a slide, and None as its features."""
     assert config.tiles.folder is not None
     return read_slide_tiles(config.tiles.folder, row.slide_id), None
 
 
 def _find_features(config: RunConfig, row: SlideRow) -> tuple[None, StoredFeatures]:
+    """Return None as the tiles of a slide, and its stored features."""
     assert config.tiles.features is not None
     path = find_feature_file(config.tiles.features, row.slide_id)
     if path is None:
@@ -192,12 +194,11 @@ def _preparation_command(config: RunConfig) -> str:
 
 
 def _check_training_has_both_classes(config: RunConfig, data: RunData, column: str) -> None:
-    """Raise LabelError if, without the failed slides, a target has only one class in the training split."""
+    """Raise LabelError if a target lacks a class in the training slides that have tiles or features."""
     for target, labels in data.training_labels().items():
-        if data.targets[target].missing_class(labels):
+        if missing := data.targets[target].missing_class(labels):
             raise LabelError(
-                f"Without the slides that have no tiles or features, the training split (column {column}) does not "
-                f"have both classes of {target}.",
+                f"{target}: no {missing} training slide (column {column}) has tiles or features.",
                 hint=f"Create the missing tiles or features: {_preparation_command(config)}",
             )
 
@@ -213,7 +214,7 @@ def list_labelled_slides(slides: Sequence[RunSlide]) -> list[LabelledSlide]:
 def describe_changed_slides(split_rows: Sequence[Mapping[str, str]], data: RunData) -> list[str]:
     """Return how the slides in `data` differ from the rows of a split.csv, one line per difference."""
     old = {row["slide_id"]: row for row in split_rows}
-    new = {row[0]: dict(zip(data.split_csv_columns, row, strict=True)) for row in data.split_csv_rows()}
+    new = {row[0]: dict(zip(data.split_csv_columns, row, strict=True)) for row in data.format_split_csv_rows()}
     lines = []
     if gone := [slide_id for slide_id in old if slide_id not in new]:
         lines.append(f"{len(gone):,} slides were removed: {_list_some(gone)}")

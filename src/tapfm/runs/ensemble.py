@@ -7,18 +7,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from tapfm.errors import RunError
 from tapfm.runtime.files import write_atomically
 
-if TYPE_CHECKING:
-    import torch
-
-    from tapfm.runs.saved_model import SavedModel
-
 _ENSEMBLE_FILE = "ensemble.json"
-_EXPORT_METADATA_FILE = "tapfm.json"  # a folder with this file is an export; a folder with config.toml is a run
+EXPORT_METADATA_FILE = "tapfm.json"  # a folder with this file is an export; a folder with config.toml is a run
 EnsembleKind = Literal["folds", "seeds"]
 _FORMAT_HINT = (
     'ensemble.json must be {"kind": "folds" or "seeds", "members": [folders of runs or exports]}. '
@@ -79,7 +74,7 @@ def find_member_folders(path: Path) -> tuple[tuple[Path, ...], EnsembleKind | No
     if not path.exists():
         problem = f"The folder {path} does not exist."
     else:
-        files = f"config.toml, {_EXPORT_METADATA_FILE} or {_ENSEMBLE_FILE}"
+        files = f"config.toml, {EXPORT_METADATA_FILE} or {_ENSEMBLE_FILE}"
         problem = f"{path} is not a run, export or ensemble: it has no {files}."
     raise RunError(problem, hint="Pass the --out folder of a tapfm train or tapfm export command.")
 
@@ -89,14 +84,7 @@ def is_run(path: Path) -> bool:
 
 
 def is_export(path: Path) -> bool:
-    return (path / _EXPORT_METADATA_FILE).is_file()
-
-
-def load_member(folder: Path, device: torch.device | None = None) -> SavedModel:
-    """Load the model of a run or an export."""
-    from tapfm.runs.saved_model import load_export, load_run
-
-    return (load_export if is_export(folder) else load_run)(folder, device)
+    return (path / EXPORT_METADATA_FILE).is_file()
 
 
 def check_members_have_same_targets(path: Path, members: Sequence[Path], targets: Sequence[tuple[str, ...]]) -> None:

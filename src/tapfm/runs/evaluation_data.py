@@ -16,14 +16,17 @@ from tapfm.runtime.messages import format_command, format_count
 from tapfm.tasks.labels import read_labels
 from tapfm.tiles.store import TileSet, read_slide_tiles
 
-_MAX_LISTED = 10  # slides, or patients, named in a message
+_MAX_LISTED = 10  # changes or patients listed in a message
 
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """Options of an evaluation. Without `cohort_table`, other paths default to the configuration of the run."""
+    """Options of an evaluation.
 
-    cohort_table: Path | None = None
+    If `cohort_table` is None, the folders default to those in the settings of the run.
+    """
+
+    cohort_table: Path | None = None  # None: the cohort table of the run
     slides_folder: Path | None = None
     tiles_folder: Path | None = None
     features_folder: Path | None = None
@@ -38,7 +41,7 @@ class EvaluationSlides:
     slides: tuple[RunSlide, ...]
     cohort_table: Path
     split: str | None  # None: every labelled slide of another cohort
-    is_training_cohort: bool  # whether this is the cohort of the run; False: another cohort
+    is_run_cohort: bool  # whether this is the cohort of the run; False: another cohort
     missing_targets: tuple[str, ...]  # targets of the model without a column in the cohort table
     slides_without_label: tuple[str, ...]  # ids of slides without a label of any target
     failed: Mapping[str, str]  # why tiles or features could not be read, by slide id
@@ -47,9 +50,12 @@ class EvaluationSlides:
     features_folder: Path | None  # None: features are computed from the tiles
 
     def input_digests(self) -> dict[str, str]:
-        """Return digests by slide id that change with the tiles and slide files, or with the stored features."""
+        """Return a digest of the inputs of each slide, by slide id.
+
+        The inputs are the stored features or, without stored features, the tiles and the slide files.
+        """
         return {
-            slide.row.slide_id: slide.content_digest
+            slide.row.slide_id: slide.tiles_or_features_digest
             + (slide.slide_files_digest or "" if slide.features is None else "")
             for slide in self.slides
         }
@@ -60,20 +66,20 @@ def read_evaluation_slides(model_folder: ModelFolder, request: EvaluationRequest
     split = None if request.split is None else request.split.lower()
     if split not in (None, ALL):
         split = parse_split(split)
-    is_training_cohort = request.cohort_table is None
+    is_run_cohort = request.cohort_table is None
     cohort_table, slides_folder, tiles_folder, features_folder = _find_input_paths(model_folder, request)
     cohort = read_cohort(cohort_table, slides_folder, must_exist=False)  # a missing slide file fails only that slide
     missing_targets: tuple[str, ...] = ()
-    if not is_training_cohort:
+    if not is_run_cohort:
         missing_targets = tuple(each for each in model_folder.targets if each not in cohort.label_names)
     if len(missing_targets) == len(model_folder.targets):
         read_labels(cohort, model_folder.targets)  # raises an error that lists the columns
     known_targets = {name: kind for name, kind in model_folder.targets.items() if name not in missing_targets}
     labels = read_labels(cohort, known_targets)
-    if is_training_cohort:
-        splits = _select_training_cohort_splits(model_folder, cohort, split or TEST)
+    if is_run_cohort:
+        splits = _select_run_cohort_slides(model_folder, cohort, split or TEST)
     else:
-        splits = _select_external_splits(cohort, split)
+        splits = _select_external_slides(cohort, split)
     chosen, slides_without_label, failed = [], [], {}
     for i, row in enumerate(cohort.rows):
         if row.slide_id not in splits:
@@ -92,18 +98,18 @@ def read_evaluation_slides(model_folder: ModelFolder, request: EvaluationRequest
     _check_any_slide_chosen(cohort, chosen, failed, tiles_folder, features_folder, split)
     if features_folder is None:
         _check_any_slide_file_exists(cohort, [slide.row for slide in chosen])
-    if is_training_cohort:
+    if is_run_cohort:
         _check_cohort_unchanged(model_folder, chosen)
     notes = _check_patient_overlap(
-        model_folder, chosen, is_training_cohort=is_training_cohort, allow_overlap=request.allow_overlap
+        model_folder, chosen, is_run_cohort=is_run_cohort, allow_overlap=request.allow_overlap
     )
-    if is_training_cohort and (split or TEST) != TEST:
+    if is_run_cohort and (split or TEST) != TEST:
         notes.insert(0, _not_held_out_warning(split or TEST))
     return EvaluationSlides(
         tuple(chosen),
         cohort_table,
-        (split or TEST) if is_training_cohort else split,
-        is_training_cohort,
+        (split or TEST) if is_run_cohort else split,
+        is_run_cohort,
         missing_targets,
         tuple(slides_without_label),
         failed,
@@ -165,16 +171,16 @@ def _find_input_paths(
     )
 
 
-def _select_training_cohort_splits(model_folder: ModelFolder, cohort: Cohort, split: str) -> dict[str, str]:
-    """Return the split of each slide of the cohort of the run that is in `split` (or ALL), by slide id."""
+def _select_run_cohort_slides(model_folder: ModelFolder, cohort: Cohort, split: str) -> dict[str, str]:
+    """Select the slides of a split (or ALL) from the cohort of the run. Returns their splits by slide id."""
     config = model_folder.config
     assert config is not None
     splits = read_splits(cohort, config.cohort.fold)
     return {slide_id: each for slide_id, each in splits.items() if split in (ALL, each)}
 
 
-def _select_external_splits(cohort: Cohort, split: str | None) -> dict[str, str]:
-    """Return the split of each slide of another cohort that is in `split` (None or ALL: all slides), by slide id."""
+def _select_external_slides(cohort: Cohort, split: str | None) -> dict[str, str]:
+    """Select the slides of a split (None or ALL: every slide) from an external cohort. Returns splits by slide id."""
     if split is None or split == ALL:
         return {row.slide_id: row.split or "" for row in cohort.rows}
     if not any(row.split for row in cohort.rows):
@@ -265,18 +271,18 @@ def _describe_slide_changes(slide: RunSlide, row: Mapping[str, str], member: Mod
             changes.append(f"{target} was '{row[target]}', is now '{label}'")
     # with a fixed encoder, the digest in split.csv is that of the features, so tiles cannot be compared with it
     comparable = member.adapted or slide.features is not None
-    if comparable and row["digest"] != slide.content_digest:
+    if comparable and row["digest"] != slide.tiles_or_features_digest:
         changes.append("its tiles have changed" if member.adapted else "its features have changed")
     return changes
 
 
 def _check_patient_overlap(
-    model_folder: ModelFolder, slides: Sequence[RunSlide], *, is_training_cohort: bool, allow_overlap: bool
+    model_folder: ModelFolder, slides: Sequence[RunSlide], *, is_run_cohort: bool, allow_overlap: bool
 ) -> list[str]:
-    """Return notes for the report about patients that were used for training or validation.
+    """Raise CohortError if patients of these slides were used for training or validation, unless `allow_overlap`.
 
-    Raises CohortError if evaluated patients were used, unless `allow_overlap`. In the cohort of the run, only the
-    test split is checked.
+    In the cohort of the run, only test slides are checked. Returns notes for the report: about an allowed overlap, and
+    about exports, which have no patient ids to check.
     """
     seen = model_folder.find_seen_patients()
     has_export = any(member.config is None for member in model_folder.members)
@@ -286,7 +292,7 @@ def _check_patient_overlap(
     shared = {
         slide.row.patient_id: seen[slide.row.patient_id]
         for slide in slides
-        if slide.row.patient_id in seen and (not is_training_cohort or slide.split == TEST)
+        if slide.row.patient_id in seen and (not is_run_cohort or slide.split == TEST)
     }
     if not shared:
         return notes

@@ -25,18 +25,12 @@ from tapfm.encoders.timm_folder import (
 from tapfm.errors import InputError, WeightsMismatchError
 from tapfm.evaluation.predictions import AucScores, Unit, compute_scores, read_predictions
 from tapfm.runs.checkpoint import save_checkpoint
+from tapfm.runs.ensemble import EXPORT_METADATA_FILE
 from tapfm.runs.folder import RunFolder
-from tapfm.runs.hub import check_hub_token, check_licence_allows_sharing, check_repository_name, push_folder
+from tapfm.runs.hub import check_hub_token_exists, check_licence_allows_sharing, check_repository_name, push_folder
 from tapfm.runs.model import SlideModel
 from tapfm.runs.model_card import format_model_card
-from tapfm.runs.saved_model import (
-    AGGREGATOR_FILE,
-    EXPORT_METADATA_FILE,
-    SavedModel,
-    load_aggregator,
-    load_export,
-    load_run,
-)
+from tapfm.runs.saved_model import AGGREGATOR_FILE, SavedModel, load_aggregator, load_export, load_run
 from tapfm.runs.thresholds import choose_export_thresholds
 from tapfm.runtime.files import write_atomically
 from tapfm.runtime.output_folder import check_no_other_files, lock_folder, remove_unfinished_files
@@ -60,6 +54,7 @@ def export_run(
     """Export a run to the folder `out`, and check that the loaded export gives the logits of the run.
 
     push_to: repository on the Hugging Face Hub to push the export to; None: do not push.
+    despite_no_derivatives: also push if the licence of the encoder forbids sharing derivatives.
     force: also replace the export of another run.
     """
     saved, run_folder = load_run(run), RunFolder(run)
@@ -71,7 +66,7 @@ def export_run(
                 f"{run} has a fixed encoder, so there is no adapted encoder to push.",
                 hint="Omit --push-to-hub to export only the aggregator.",
             )
-        check_hub_token()
+        check_hub_token_exists()
     check_replaceable_model(out)
     if not (out / AGGREGATOR_FILE).exists():
         # a new export must not overwrite README.md of another project, nor push its files
@@ -79,11 +74,11 @@ def export_run(
         check_no_other_files(out, allowed=written_first, hint="Choose a new folder with --out, such as exported.")
     _check_out_is_not_base_weights(run_folder, out)
     if not force:
-        _check_out_is_not_other_run(run_folder, out)
+        _check_out_is_not_export_of_other_run(run_folder, out)
     with lock_folder(out, "tapfm export"):
         remove_unfinished_files(out)
         _write_export(saved, run_folder, out)
-        _check_export(saved, out)
+        _check_written_export(saved, out)
     if run_folder.last_checkpoint.exists() and not run_folder.is_training_finished():
         done = run_folder.count_epochs()
         console.print(f"The run is not finished. Exporting the best of {done:,} epoch{'s' * (done > 1)} so far.")
@@ -101,7 +96,7 @@ def export_run(
         console.print(f"Pushed to {address}{' (private)' if private else ''}", markup=False, soft_wrap=True)
 
 
-def _check_out_is_not_other_run(run_folder: RunFolder, out: Path) -> None:
+def _check_out_is_not_export_of_other_run(run_folder: RunFolder, out: Path) -> None:
     """Raise InputError if `out` contains the export of another run."""
     try:
         exported_run = json.loads((out / EXPORT_METADATA_FILE).read_text("utf-8")).get("run")
@@ -155,7 +150,7 @@ def _compute_final_scores(run_folder: RunFolder) -> Mapping[str, AucScores]:
 
 
 @torch.no_grad()
-def _check_export(saved: SavedModel, out: Path) -> None:
+def _check_written_export(saved: SavedModel, out: Path) -> None:
     """Load the export, and raise WeightsMismatchError if its logits for random tiles differ from those of the run."""
     model, noise = saved.model, make_rng("export")
     coordinates = torch.arange(float(_CHECK_TILE_COUNT))[:, None].expand(-1, 2)  # adjacent tiles

@@ -47,11 +47,11 @@ from tapfm.version import __version__
 _MAX_LISTED = 10  # differences listed in an error
 
 
-class TrainingState(Protocol):
-    """A model with its optimisers, whose state is saved in checkpoints."""
+class RestorableLearner(Protocol):
+    """A model with its optimisers, whose state can be saved in checkpoints and restored."""
 
     @property
-    def moment_format(self) -> str:
+    def adamw_moment_format(self) -> str:
         """Storage format of the encoder's AdamW moments: float32, bfloat16 or int8."""
 
     def weights(self) -> dict[str, Tensor]:
@@ -75,7 +75,7 @@ class RunFolder:
         self.last_checkpoint = folder / "checkpoints" / "last.safetensors"
         self.best_checkpoint = folder / "checkpoints" / "best.safetensors"
         # weights of a new best epoch; renamed to best.safetensors once last.safetensors of that epoch is saved
-        self.next_best_checkpoint = folder / "checkpoints" / "best.next.safetensors"
+        self.unconfirmed_best_checkpoint = folder / "checkpoints" / "best.next.safetensors"
 
     @property
     def has_run(self) -> bool:
@@ -86,7 +86,7 @@ class RunFolder:
         """Write environment.json, split.csv and config.toml of a new run; config.toml last, because it marks a run."""
         (self.folder / "environment.json").unlink(missing_ok=True)  # of an attempt that failed to start
         self.add_environment(environment)
-        write_csv(self.folder / "split.csv", data.split_csv_columns, data.split_csv_rows())
+        write_csv(self.folder / "split.csv", data.split_csv_columns, data.format_split_csv_rows())
         write_atomically(self.folder / "config.toml", format_config(config).encode())
 
     def add_environment(self, environment: Mapping[str, Any]) -> None:
@@ -135,7 +135,7 @@ class RunFolder:
                 hint="Use the original weights (setting encoder.weights), or start a new run with another --out.",
             )
 
-    def load_progress(self, learner: TrainingState) -> RunProgress | None:
+    def load_progress(self, learner: RestorableLearner) -> RunProgress | None:
         """Load the last checkpoint into the learner and return the saved progress, or None without a checkpoint."""
         if not self.last_checkpoint.exists():
             return None
@@ -147,21 +147,24 @@ class RunFolder:
             )
         learner.restore(tensors)
         progress = RunProgress.from_json(metadata["progress"])
-        self._keep_or_delete_next_best(progress)
+        self._keep_or_delete_unconfirmed_best(progress)
         return progress
 
-    def read_moment_format(self) -> str:
+    def read_adamw_moment_format(self) -> str:
         """Return the storage format of the AdamW moments in the last checkpoint."""
         return str(read_checkpoint_metadata(self.last_checkpoint).get("moments", "float32"))
 
-    def load_best(self, learner: TrainingState) -> dict[str, Any]:
+    def load_best(self, learner: RestorableLearner) -> dict[str, Any]:
         """Load the weights of the best epoch into the learner; return the metadata of the checkpoint."""
         tensors, metadata = load_checkpoint(self.best_checkpoint)
         learner.restore_weights(tensors)
         return metadata
 
-    def check_disk_space(self, learner: TrainingState) -> None:
-        """Raise DiskFullError if there is no space for both checkpoints and the old files that they replace."""
+    def check_disk_space(self, learner: RestorableLearner) -> None:
+        """Raise DiskFullError if there is no space for the last and the best checkpoint.
+
+        Each needs twice its size, because the old file is deleted only after the new one is written.
+        """
         weights = total_bytes(learner.weights())
         moments = 2 * weights  # AdamW has two moments per weight
         existing = sum(path.stat().st_size for path in (self.last_checkpoint, self.best_checkpoint) if path.exists())
@@ -169,18 +172,18 @@ class RunFolder:
             self.folder, max(0, 2 * (weights + moments) + 2 * weights - existing), "the checkpoints of this run"
         )
 
-    def save_last(self, learner: TrainingState, progress: RunProgress) -> None:
+    def save_last(self, learner: RestorableLearner, progress: RunProgress) -> None:
         """Save the complete state for resuming, and write history.jsonl and failures.csv."""
         metadata = {
             "tapfm": __version__,
             "kind": "last",
             "run": self.compute_run_id(),
-            "moments": learner.moment_format,
+            "moments": learner.adamw_moment_format,
             "config": self.read_settings(),
             "progress": progress.as_json(),
         }
         save_checkpoint(self.last_checkpoint, learner.state(), metadata)
-        self._keep_or_delete_next_best(progress)
+        self._keep_or_delete_unconfirmed_best(progress)
         self.write_history_and_failures(progress)
 
     def write_history_and_failures(self, progress: RunProgress) -> None:
@@ -188,7 +191,7 @@ class RunFolder:
         write_atomically(self.folder / "history.jsonl", lines.encode())
         write_atomically(self.folder / "failures.csv", format_failures(progress.failed, progress.skipped))
 
-    def save_best(self, learner: TrainingState, progress: RunProgress) -> None:
+    def save_best(self, learner: RestorableLearner, progress: RunProgress) -> None:
         """Save the weights of a new best epoch to best.next.safetensors; `save_last` renames it to best.safetensors."""
         metadata = {
             "tapfm": __version__,
@@ -197,20 +200,20 @@ class RunFolder:
             "score": progress.best_score,
             "row": progress.history[-1],
         }
-        save_checkpoint(self.next_best_checkpoint, learner.weights(), metadata)
+        save_checkpoint(self.unconfirmed_best_checkpoint, learner.weights(), metadata)
 
-    def _keep_or_delete_next_best(self, progress: RunProgress) -> None:
-        """Rename best.next.safetensors to best.safetensors, if its epoch is the best epoch of `progress`.
+    def _keep_or_delete_unconfirmed_best(self, progress: RunProgress) -> None:
+        """Rename best.next.safetensors to best.safetensors, or delete it if its epoch is not the best of `progress`.
 
-        progress: progress saved in the last checkpoint.
-        Otherwise delete best.next.safetensors: the run was stopped before the last checkpoint of that epoch was saved.
-        The resumed run repeats the epoch, and on a GPU the score may then be lower.
+        progress: as saved in the last checkpoint. It has another best epoch if the run was stopped after saving
+        best.next.safetensors, but before saving the last checkpoint. The resumed run then repeats the epoch of
+        best.next.safetensors. On a GPU, the repeated epoch may have a lower score and not be the best any more.
         """
-        if self.next_best_checkpoint.exists():
-            if read_checkpoint_metadata(self.next_best_checkpoint)["epoch"] == (progress.best_epoch or 0) + 1:
-                self.next_best_checkpoint.replace(self.best_checkpoint)
+        if self.unconfirmed_best_checkpoint.exists():
+            if read_checkpoint_metadata(self.unconfirmed_best_checkpoint)["epoch"] == (progress.best_epoch or 0) + 1:
+                self.unconfirmed_best_checkpoint.replace(self.best_checkpoint)
             else:
-                self.next_best_checkpoint.unlink()
+                self.unconfirmed_best_checkpoint.unlink()
 
     def is_training_finished(self) -> bool:
         """Return whether training has finished, according to the last checkpoint."""
@@ -245,7 +248,7 @@ def collect_environment(
     device: torch.device,
     weights_sha256: str | None,
     features_source: str | None,
-    tiles: Mapping[str, Any] | None = None,
+    tiling: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return versions, machine, weights and tiling: what results depend on besides the configuration."""
     packages = ("torch", "timm", "numpy", "openslide-python", "tifffile", "imagecodecs", "peft", "torchmil")
@@ -261,7 +264,7 @@ def collect_environment(
         "packages": {name: version for name in packages if (version := installed_version(name)) is not None},
         "weights_sha256": weights_sha256,  # of the encoder before adaptation
         "features_source": features_source,  # tool and encoder of stored features that tapfm did not write
-        "tiles": tiles,  # tiling settings of the training slides, so that other slides are tiled in the same way
+        "tiles": tiling,  # tiling settings of the training slides, so that other slides are tiled in the same way
         "command": shlex.join(["tapfm", *sys.argv[1:]]),
     }
 

@@ -1,4 +1,7 @@
-"""Push an exported encoder to the Hugging Face Hub: private by default, and only if its licence or owners allow it."""
+"""Push an exported encoder to the Hugging Face Hub, by default to a private repository.
+
+The licence of the encoder must allow sharing derivatives, or its owners must have given permission.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def push_folder(
             f"{folder} is not an exported encoder: it has no {' and no '.join(missing)}.",
             hint="Export a run with an adapted encoder first: tapfm export runs/NAME --out DIR",
         )
-    check_hub_token()
+    check_hub_token_exists()
     from huggingface_hub import HfApi
 
     try:
@@ -52,8 +55,8 @@ def push_folder(
     return address
 
 
-def check_hub_token() -> None:
-    """Raise InputError if no user is logged in to the hub."""
+def check_hub_token_exists() -> None:
+    """Raise InputError if no access token for the hub is found. Does not check that the hub accepts the token."""
     from huggingface_hub import get_token
 
     if get_token() is None:

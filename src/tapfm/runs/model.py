@@ -38,9 +38,9 @@ class SlideModel:
                 module.train(mode)
 
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
-        """Return the parameters that training changes: the aggregator's, and those of the encoder that are not frozen.
+        """Return the parameters that training changes, by their names in checkpoints.
 
-        The names are those of the tensors in checkpoints.
+        These are all parameters of the aggregator, and the encoder parameters that are not frozen.
         """
         encoder = trainable_parameters(self.encoder) if self.encoder is not None else {}
         return {

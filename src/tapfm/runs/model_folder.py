@@ -12,9 +12,15 @@ from tapfm.config.loading import load_config
 from tapfm.config.settings import RunConfig
 from tapfm.encoders.timm_folder import WEIGHTS_FILE
 from tapfm.errors import RunError
-from tapfm.runs.ensemble import EnsembleKind, check_members_have_same_targets, find_member_folders, is_export
+from tapfm.runs.ensemble import (
+    EXPORT_METADATA_FILE,
+    EnsembleKind,
+    check_members_have_same_targets,
+    find_member_folders,
+    is_export,
+)
 from tapfm.runs.folder import RunFolder
-from tapfm.runs.saved_model import AGGREGATOR_FILE, EXPORT_METADATA_FILE
+from tapfm.runs.saved_model import AGGREGATOR_FILE
 from tapfm.runtime.files import file_sha256, fingerprint
 from tapfm.runtime.messages import format_command
 from tapfm.tasks.catalog import target_kinds
@@ -62,7 +68,7 @@ class ModelFolder:
         """Whether any member has an adapted encoder, so that stored features cannot be used."""
         return any(member.adapted for member in self.members)
 
-    def build_metadata(self) -> dict[str, Any]:
+    def build_identifying_metadata(self) -> dict[str, Any]:
         """Return what identifies the model, to be saved with predictions and metrics."""
         return {
             "tapfm": __version__,
@@ -85,13 +91,15 @@ class ModelFolder:
 def open_model_folder(path: Path) -> ModelFolder:
     """Open the folder of a run, export or ensemble. Raises RunError if it cannot be used for inference."""
     folders, ensemble = find_member_folders(path)
-    members = [_read_export_member(folder) if is_export(folder) else _read_run_member(folder) for folder in folders]
+    members = [
+        _read_export_as_member(folder) if is_export(folder) else _read_run_as_member(folder) for folder in folders
+    ]
     check_members_have_same_targets(path, folders, [tuple(member.targets) for member in members])
     kind = f"ensemble of {ensemble}" if ensemble else "export" if is_export(path) else "run"
     return ModelFolder(path, kind, tuple(members), ensemble)
 
 
-def _read_run_member(folder: Path) -> ModelMember:
+def _read_run_as_member(folder: Path) -> ModelMember:
     """Read a run. Raises RunError if it has not finished an epoch or has no split.csv."""
     run_folder, config = RunFolder(folder), load_config(folder / "config.toml")
     if not run_folder.best_checkpoint.exists():
@@ -118,7 +126,7 @@ def is_finished(member: ModelMember) -> bool:
     return member.config is None or not run_folder.last_checkpoint.exists() or run_folder.is_training_finished()
 
 
-def _read_export_member(folder: Path) -> ModelMember:
+def _read_export_as_member(folder: Path) -> ModelMember:
     metadata = read_export_metadata(folder)
     try:
         targets, encoder = target_kinds(metadata["targets"]), metadata["encoder"]

@@ -30,7 +30,8 @@ class EpochSums:
     tiles_failed: int = 0  # unreadable tiles of training and validation slides
     # by name in SUMMED_METRICS, over the finished training slides
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMMED_METRICS, 0.0))
-    logits: dict[str, list[float]] = field(default_factory=dict)  # by training slide, before its update
+    # of the finished training slides, by slide id: one logit per target, computed before the update on that slide
+    logits: dict[str, list[float]] = field(default_factory=dict)
     seconds: float = 0.0  # including validation
     waited_s: float = 0.0  # seconds spent waiting for tiles
     peak_bytes: int = 0  # peak memory, not a sum
@@ -42,7 +43,7 @@ class EpochSums:
 
     @property
     def data_wait_fraction(self) -> float:
-        """Fraction of the time spent waiting for tiles."""
+        """Time spent waiting for tiles, as a fraction of `seconds`."""
         return self.waited_s / max(self.seconds, 1e-9)
 
 

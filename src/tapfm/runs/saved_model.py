@@ -23,15 +23,14 @@ from tapfm.encoders.weights import load_encoder
 from tapfm.errors import CheckpointError, RunError, SettingError, WeightsDigestError
 from tapfm.runs.build import load_trainable_encoder
 from tapfm.runs.checkpoint import load_checkpoint
+from tapfm.runs.ensemble import EXPORT_METADATA_FILE, is_export
 from tapfm.runs.folder import RunFolder
 from tapfm.runs.model import SlideModel, load_parameters
 from tapfm.runtime.messages import format_command
 from tapfm.tasks.catalog import build_task, target_kinds
 from tapfm.tasks.target import Label
 
-# files of an export
-EXPORT_METADATA_FILE = "tapfm.json"
-AGGREGATOR_FILE = "aggregator.safetensors"
+AGGREGATOR_FILE = "aggregator.safetensors"  # in an export
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,11 @@ class SavedModel:
     model: SlideModel
     card: EncoderCard
     metadata: dict[str, Any]  # as in the tapfm.json of an export
+
+
+def load_member(folder: Path, device: torch.device | None = None) -> SavedModel:
+    """Load the model of a run or an export."""
+    return (load_export if is_export(folder) else load_run)(folder, device)
 
 
 def load_run(folder: Path, device: torch.device | None = None) -> SavedModel:
@@ -156,9 +160,10 @@ def _build_untrained_aggregator(metadata: dict[str, Any], device: torch.device) 
 
 
 def _infer_feature_size(tensors: dict[str, Tensor], config: RunConfig) -> int:
-    """Return the size of the features that the aggregator takes: from the encoder card, or from the tensors.
+    """Return the size of the features that the aggregator takes.
 
-    With a fixed encoder, the stored features may have another size than the encoder card says.
+    An adapted encoder computes features of the size in its card. Stored features of a fixed encoder may have another
+    size, which is inferred from the shapes of the aggregator's tensors.
     """
     if config.adaptation.method != "fixed":
         return find_encoder_card(config.encoder.name).feature_size

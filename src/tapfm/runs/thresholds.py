@@ -23,9 +23,10 @@ def choose_model_thresholds(model_folder: ModelFolder, unit: Unit, sensitivity: 
         each for member in model_folder.members if (each := _read_validation_predictions(member.folder, member.targets))
     ]
     if not predictions_by_member:
-        return ChosenThresholds(None, f"{model_folder.path} has no predictions for validation slides")
-    if len(predictions_by_member) < len(model_folder.members):
-        return ChosenThresholds(None, "some members have no predictions for validation slides")
+        return ChosenThresholds(None, f"{model_folder.path} has no validation predictions")
+    members = len(model_folder.members)
+    if without := members - len(predictions_by_member):
+        return ChosenThresholds(None, f"there are no validation predictions for {without} of {members} members")
     predictions = _pool_predictions(predictions_by_member, model_folder.targets)
     owner = "the members" if model_folder.ensemble is not None else "the run"
     source = f"{len(predictions):,} validation slides of {owner}"
@@ -67,7 +68,7 @@ def _read_exported_thresholds(member: ModelMember, unit: Unit, sensitivity: floa
 def choose_export_thresholds(run: Path, targets: TargetKinds) -> dict[str, Any] | None:
     """Choose the thresholds to store in an export, by unit (slide or patient).
 
-    Returns None if the run has no predictions for validation slides.
+    Returns None if the run has no validation predictions.
     """
     if not (predictions := _read_validation_predictions(run, targets)):
         return None

@@ -4,7 +4,7 @@ A claim is a lock on one byte of the file `.claims` in the output folder. The by
 id. The lock is released when the slide is finished or the process exits for any reason. Claims also work across
 machines if the shared file system supports locks. If it does not, or on Windows, every claim succeeds.
 
-At present each command also locks its whole output folder with `lock_folder`, so that only one process uses the folder.
+At present every claim succeeds, because each command also locks its whole output folder with `lock_folder`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ _ALREADY_LOCKED_ERRNOS = (errno.EAGAIN, errno.EACCES)
 class SlideClaims:
     """Context manager for the slides that this process has claimed in an output folder.
 
+    A slide remains claimed until `release` is called or the context exits.
     Create only one `SlideClaims` per folder and process: closing one of several would release the claims of all.
     """
 

@@ -5,7 +5,7 @@ is recorded as failed, with a reason and a hint. Results are saved per slide, so
 processes only the remaining slides.
 
     with lock_folder(folder, "tapfm tile"), SlideClaims(folder) as claims:
-        table = SlideTable(folder, slide_ids, TileRecord, ("not tiled", "no tiles with these settings"))
+        table = SlideTable(folder, slide_ids, TileRecord, "not tiled", "no tiles with these settings")
         todo = table.select_remaining_jobs(jobs, only=only, force=force, load_finished=load_record)
         with table.save_on_exit(), SlideProgress(console, "tiling", slides=len(todo)) as progress:
             for slide_id, result in process_slides(tile_slide, todo, workers=workers, claims=claims):
@@ -68,7 +68,7 @@ def process_slides(
     claims: each slide is claimed before it is processed; slides that another process has claimed are skipped. The claim
         of a slide is released when the caller asks for the next result.
     crash_hint: returns the hint for a job whose worker crashed.
-    pool: workers that were already started with `serve_function` and `catch_failures(function)`.
+    pool: started workers to use first: `WorkerPool(n, serve_function, catch_failures(function))`.
     """
     slide_ids = jobs if claims is None else claims.claim_each(jobs)
     items = ((slide_id, jobs[slide_id]) for slide_id in slide_ids)
@@ -114,7 +114,7 @@ class _SlideRecord(Protocol):
 
     @property
     def status(self) -> str:
-        """One of "ok", "failed", or the status of slides that --only does not select, such as `not tiled`."""
+        """Either "ok" or "failed" or, if --only excludes the slide, a text such as "not tiled"."""
 
     @property
     def reason(self) -> str:
@@ -138,15 +138,18 @@ Record = TypeVar("Record", bound=_SlideRecord)
 
 @dataclass(repr=False)
 class SlideTable(Generic[Record]):
-    """Records of all slides of a cohort in one output folder, saved as summary.csv and failures.csv.
+    """Records of all slides of a cohort, saved in the output folder as summary.csv. failures.csv has the failed slides.
 
+    unselected_status, unselected_reason: recorded for slides that --only excludes, unless an earlier command processed
+        them.
     on_save: called with all records whenever the two files are saved.
     """
 
     folder: Path
     slide_ids: Sequence[str]  # in the order of the cohort
     record_type: type[Record]
-    unselected_status: tuple[str, str]  # (status, reason) of slides that --only excludes, if not processed before
+    unselected_status: str
+    unselected_reason: str
     on_save: Callable[[Sequence[Record]], object] = lambda _: None
     records: dict[str, Record] = field(default_factory=dict)  # by slide_id
     _saved_at: float = field(default_factory=time.monotonic)
@@ -208,7 +211,7 @@ class SlideTable(Generic[Record]):
                 failure = Failure(earlier_failures[slide_id]["reason"], earlier_failures[slide_id]["hint"])
                 self.records[slide_id] = self._failed_record(slide_id, failure)
             else:
-                self.records[slide_id] = self.record_type(slide_id, *self.unselected_status)
+                self.records[slide_id] = self.record_type(slide_id, self.unselected_status, self.unselected_reason)
         return todo
 
     def add(self, record: Record) -> None:
@@ -224,7 +227,7 @@ class SlideTable(Generic[Record]):
         return self.record_type(slide_id, "failed", failure.reason, hint=failure.hint, seconds=failure.seconds)
 
     def save(self) -> None:
-        """Write summary.csv and failures.csv."""
+        """Write all records to summary.csv, and those of failed slides to failures.csv."""
         columns = [each.name for each in fields(self.record_type) if each.name != "hint"]
         write_csv(self.folder / SUMMARY_FILE, columns, map(_record_to_cells, self.ordered_records))
         write_csv(self.folder / FAILURES_FILE, _FAILURE_COLUMNS, map(_record_to_cells, self.failed))
@@ -249,7 +252,7 @@ class SlideTable(Generic[Record]):
             ) from error
 
     def exit_code(self, only: Collection[str] | None, allow_failures: int) -> int:
-        """Return 3 if more than `allow_failures` of the selected slides failed, else 0."""
+        """Return 3 if more than `allow_failures` of the slides in `only` (None: all slides) failed, else 0."""
         return 3 if sum(only is None or each.slide_id in only for each in self.failed) > allow_failures else 0
 
 

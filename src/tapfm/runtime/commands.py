@@ -25,14 +25,14 @@ _MAX_REASON_CHARACTERS = 500
 def run_child_command(
     arguments: Sequence[str],
     log: Path,
-    poll: Callable[[], int | None],
+    poll_signal: Callable[[], int | None],
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> int:
     """Run `tapfm ARGUMENTS`, append its output to a log file, and return its exit code.
 
-    poll: called several times per second; returns None or the number of a signal. The first signal is sent to the child
-        process. Later signals are not, because a second signal stops the child before it can save.
-    environment: values of environment variables that the user has not set.
+    poll_signal: called several times per second; returns the number of a signal to send to the child process, or None.
+        Only the first signal is sent: a second one would stop the child before its work is saved.
+    environment: default values of environment variables; values that the user has set override them.
 
     The child has its own session, so Ctrl-C in the terminal only reaches this process.
     """
@@ -53,7 +53,7 @@ def run_child_command(
             while True:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     return process.wait(POLL_INTERVAL_S)
-                number = poll()
+                number = poll_signal()
                 if number is not None and not signal_sent:
                     process.send_signal(number)
                     signal_sent = True
@@ -67,7 +67,7 @@ def run_child_command(
 
 
 def read_failure_reason(exit_code: int, log: Path, start_byte: int) -> str:
-    """Read from its log why a command failed: the error message, or else the exit code and the last line of output.
+    """Return why a command failed, from its log: the error message, or else the exit code and the last line of output.
 
     start_byte: where the output of the command starts in the log, which may also contain earlier commands.
     """
@@ -85,8 +85,8 @@ def read_failure_reason(exit_code: int, log: Path, start_byte: int) -> str:
     return f"{describe_exit(exit_code)}{f': {last_line}' if last_line else ''}"[:_MAX_REASON_CHARACTERS]
 
 
-def stop_with_parent() -> None:
-    """Make this process receive SIGTERM when its parent exits, if it was started by `run_child_command`."""
+def stop_when_parent_exits() -> None:
+    """Send SIGTERM to this process when its parent exits, if `run_child_command` started this process."""
     parent_id = os.environ.pop(_PARENT_VARIABLE, None)
     if parent_id is not None:
         threading.Thread(target=_terminate_when_parent_exits, args=(int(parent_id),), daemon=True).start()

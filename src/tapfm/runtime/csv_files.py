@@ -43,10 +43,10 @@ def read_csv(path: Path) -> list[dict[str, str]]:
             raise ValueError(str(error)) from error
 
 
-def read_csv_or_empty(path: Path, *columns: str) -> list[dict[str, str]]:
-    """Return the rows of a CSV file that have all these columns, or an empty list if the file cannot be read."""
+def read_csv_or_empty(path: Path, *required_columns: str) -> list[dict[str, str]]:
+    """Return the rows of a CSV file that have a cell in each required column; no rows if the file cannot be read."""
     try:
         rows = read_csv(path)
     except (OSError, ValueError):
         return []
-    return [row for row in rows if all(row.get(name) is not None for name in columns)]
+    return [row for row in rows if all(row.get(name) is not None for name in required_columns)]

@@ -1,4 +1,4 @@
-"""Device memory: one exception for the out-of-memory errors of all libraries, and freeing of cached memory."""
+"""Device memory: one exception for the out-of-memory errors of all libraries, and the release of cached memory."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _OUT_OF_MEMORY_MESSAGES = (
 
 
 @contextmanager
-def convert_memory_errors() -> Iterator[None]:
-    """Convert out-of-memory errors of CUDA libraries, such as cuBLAS, to `torch.OutOfMemoryError`."""
+def unify_memory_errors() -> Iterator[None]:
+    """Raise out-of-memory errors of CUDA libraries, such as cuBLAS, as `torch.OutOfMemoryError`."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -34,9 +34,9 @@ def convert_memory_errors() -> Iterator[None]:
 
 @contextmanager
 def explain_memory_error(device: torch.device) -> Iterator[None]:
-    """Convert an out-of-memory error while a model is loaded to a `DeviceMemoryError`, which has a hint."""
+    """Convert an out-of-memory error during model loading to a `DeviceMemoryError` with a hint."""
     try:
-        with convert_memory_errors():
+        with unify_memory_errors():
             yield
     except torch.OutOfMemoryError as error:
         raise DeviceMemoryError(
@@ -45,7 +45,7 @@ def explain_memory_error(device: torch.device) -> Iterator[None]:
         ) from error
 
 
-def free_memory(device: torch.device) -> None:
+def release_cached_memory(device: torch.device) -> None:
     """Collect garbage and release the device memory that torch has cached."""
     gc.collect()  # autograd graphs may be part of reference cycles
     if device.type == "cuda":

@@ -38,25 +38,25 @@ def choose_device(text: str) -> torch.device:
     return device
 
 
-def choose_precision(text: str, device: torch.device) -> torch.dtype | None:
+def choose_autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
     """Return the dtype for autocast, or None for float32.
 
     "auto" is bfloat16 on a GPU that supports it, float16 on other GPUs, and float32 on a CPU.
     Raises InputError if the device does not support the precision.
     """
-    check_precision(text)
+    check_precision(precision)
     import torch
 
-    if text == "float32" or (text == "auto" and device.type == "cpu"):
+    if precision == "float32" or (precision == "auto" and device.type == "cpu"):
         return None
-    if text == "float16":
+    if precision == "float16":
         if device.type == "cpu":
             raise InputError("Precision 'float16' needs a GPU.", hint="Use precision float32, bfloat16 or auto.")
         return torch.float16
     if device.type == "cuda":
         with torch.cuda.device(device):
             has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
-        if not has_bfloat16 and text == "auto":
+        if not has_bfloat16 and precision == "auto":
             return torch.float16
         if not has_bfloat16:
             raise InputError(
@@ -77,7 +77,7 @@ def set_float32_precision(*, tf32: bool) -> None:
     torch.backends.cudnn.allow_tf32 = tf32  # for the patch embedding, which is a convolution
 
 
-def check_precision(text: str) -> None:
+def check_precision(precision: str) -> None:
     """Raise UnknownNameError if the precision is unknown."""
-    if text not in PRECISIONS:
-        raise UnknownNameError.with_suggestions("precision", text, PRECISIONS, see=", ".join(PRECISIONS))
+    if precision not in PRECISIONS:
+        raise UnknownNameError.with_suggestions("precision", precision, PRECISIONS, see=", ".join(PRECISIONS))

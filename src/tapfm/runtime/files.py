@@ -54,13 +54,13 @@ def raise_if_disk_full(error: OSError, path: Path) -> None:
         previous = " The previous version of this file is intact." if path.exists() else ""
         raise DiskFullError(
             f"The disk is full: {path} could not be written.{previous}",
-            hint="Free some space, then run the same command again, with --resume if it has this option.",
+            hint="Free some space. Then run the same command again, with --resume if the command has this option.",
         ) from error
 
 
-def fingerprint(*parts: Any) -> str:
-    """Return the SHA-256 of JSON-serialisable values. Equal values have equal fingerprints."""
-    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
+def fingerprint(*values: Any) -> str:
+    """Return the SHA-256 of JSON-serialisable values as 64 hexadecimal digits. Equal values have equal fingerprints."""
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

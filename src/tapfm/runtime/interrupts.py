@@ -46,7 +46,8 @@ class StopSignalHandler:
         if self._received_signal is None:
             self._received_signal, self._received_at = number, now
             self._print(
-                "Stopping after the slide or training step in progress is saved. Press Ctrl-C again to stop now."
+                "The command will stop when the slide or training step in progress is saved. "
+                "Press Ctrl-C again to stop now."
             )
         elif now - self._received_at > _DUPLICATE_SIGNAL_WINDOW_S:
             raise SystemExit(128 + self._received_signal)

@@ -1,4 +1,4 @@
-"""Text helpers for messages: commands to copy, counts, and hints with the slides they apply to."""
+"""Format parts of messages: commands for the shell, counts such as "2 slides", and hints with slide ids."""
 
 from __future__ import annotations
 

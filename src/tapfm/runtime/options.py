@@ -47,7 +47,7 @@ class Option:
     """An option of a command. Name, type and default are those of the dataclass field."""
 
     help: str
-    flags: str | None = None  # None: "--" and the field's name; a bool may have a pair: "--force/--resume"
+    flag: str | None = None  # "--" and the field's name if None; a bool may have a pair, such as "--force/--resume"
     metavar: str | None = None
     show_default: str | None = None  # text shown as the default in --help, if the value itself would not be clear
     at_least: int | None = None  # limits of a number
@@ -58,12 +58,13 @@ class Option:
 def options(cls: type[Class]) -> type[Class]:
     """Turn a class into a frozen dataclass that converts and checks its values.
 
-    A string becomes a path, and a list or a single value becomes a tuple. A value of the wrong type or outside the
-    limits of its option raises InputError. If the class has a method `check`, it is called afterwards.
+    Each value is converted to the type of its field, for example a string to a path, or a list or a single value to a
+    tuple. A value of the wrong type or outside the limits of its option raises InputError. Then the method `check` is
+    called, if the class has one.
     """
     check = cls.__dict__.get("check")
 
-    def convert_and_check(self: Any) -> None:
+    def convert_and_check_fields(self: Any) -> None:
         type_hints = typing.get_type_hints(type(self), include_extras=True)
         for each in fields(self):
             type_hint, parameter = typing.get_args(type_hints[each.name])
@@ -77,15 +78,15 @@ def options(cls: type[Class]) -> type[Class]:
         if check is not None:
             check(self)
 
-    cls.__post_init__ = convert_and_check  # type: ignore[attr-defined]
+    cls.__post_init__ = convert_and_check_fields  # type: ignore[attr-defined]
     return dataclass(frozen=True)(cls)
 
 
 def format_flag(name: str, parameter: Argument | Option) -> str:
-    """Return the command-line spelling of a field: --name, --force/--resume, or the metavar of an argument."""
+    """Return the name of a field in messages: the flag of an option, such as "--out", or the metavar of an argument."""
     if isinstance(parameter, Argument):
         return parameter.metavar or name
-    return parameter.flags or f"--{name.replace('_', '-')}"
+    return parameter.flag or f"--{name.replace('_', '-')}"
 
 
 def _convert(flag: str, value: Any, type_hint: Any) -> Any:
@@ -136,7 +137,7 @@ def _check_limits(flag: str, value: Any, option: Option) -> None:
 
 
 def is_union(type_hint: Any) -> bool:
-    """Return whether a type is a union, X | Y. Command-line values are converted to X, the first type."""
+    """Return whether a type is a union, X | Y."""
     return typing.get_origin(type_hint) in (types.UnionType, typing.Union)
 
 

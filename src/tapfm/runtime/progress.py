@@ -77,8 +77,8 @@ class SlideProgress:
     def finish_slide(self, slide_id: str, *, tiles: int = 0, failure: str = "") -> None:
         """Count a finished or failed slide, and print `failure` if there is one.
 
+        tiles: number of tiles of the slide, including unreadable tiles if the bar counts tiles.
         failure: why the slide failed; empty if it did not.
-        tiles: number of tiles of the slide. If the bar counts tiles, tiles that could not be read are counted as well.
         """
         self._slides_done += 1
         if self._tiles is None:

@@ -1,4 +1,7 @@
-"""Progress over the steps of a study: bars in a terminal, otherwise a line per start and every 15 seconds."""
+"""Progress over the steps of a study: bars in a terminal, otherwise lines of text.
+
+A line is printed when a step starts, and every 15 seconds while steps are running.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,17 @@ _UPDATE_INTERVAL_S = 1.0  # between two counts of finished epochs
 class StepBars:
     """Context manager that shows a bar for the groups of steps, and one for the epochs of each running step.
 
-    done: keys of the steps that are already done.
-    groups: the groups to count. A group is finished when none of its steps remain.
+    done_keys: keys of the steps that are already done.
+    groups: the groups to count. A group is finished when all of its steps have ended.
     noun: name of a group, such as "run".
     """
 
     def __init__(
-        self, console: Console, steps: Sequence[Step], done: Collection[str], *, groups: Collection[str], noun: str
+        self, console: Console, steps: Sequence[Step], done_keys: Collection[str], *, groups: Collection[str], noun: str
     ) -> None:
         self._console, self._noun = console, noun
-        self._remaining_steps = {
-            group: {step.key for step in steps if step.group == group} - set(done) for group in groups
+        self._remaining_keys_by_group = {
+            group: {step.key for step in steps if step.group == group} - set(done_keys) for group in groups
         }
         if finished := self._count_finished_groups():
             console.print(f"{finished} of {format_count(len(groups), noun)} already done.")
@@ -45,12 +48,11 @@ class StepBars:
         self._bars.stop()
 
     def show_start(self, step: Step) -> None:
-        """Add a bar for a step, or print its key if the output is not a terminal."""
+        """Add a bar for a step, or print a line if the output is not a terminal."""
         self._running[step.key] = step, self._bars.add_task(f"  {step.key}", total=step.epochs or None, note="")
         if not self._console.is_terminal:
-            self._print(
-                f"{self._count_finished_groups()} of {len(self._remaining_steps)} {self._noun}s done; {step.key}"
-            )
+            groups = f"{self._count_finished_groups()} of {len(self._remaining_keys_by_group)} {self._noun}s"
+            self._print(f"{groups} done; {step.key}")
 
     def show_progress(self) -> None:
         """Update the number of finished epochs of each running step."""
@@ -67,16 +69,16 @@ class StepBars:
             self._print("; ".join(lines))
 
     def show_result(self, step: Step, result: StepResult) -> None:
-        """Remove the bar of a step, update the number of finished groups, and print the reason if the step failed."""
+        """Remove the bar of a step, update the bar of the groups, and print the reason if the step failed."""
         if step.key in self._running:
             self._bars.remove_task(self._running.pop(step.key)[1])
         if result.state == "failed":
             print_failure(self._bars.console, step.key, result.reason)
-        self._remaining_steps.get(step.group, set()).discard(step.key)
+        self._remaining_keys_by_group.get(step.group, set()).discard(step.key)
         self._bars.update(self._groups_bar, completed=self._count_finished_groups())
 
     def _count_finished_groups(self) -> int:
-        return sum(not keys for keys in self._remaining_steps.values())
+        return sum(not keys for keys in self._remaining_keys_by_group.values())
 
     def _print(self, text: str) -> None:
         self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)

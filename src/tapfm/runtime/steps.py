@@ -23,22 +23,23 @@ _STOPPED_REASON = "stopped by a signal (Ctrl-C or SIGTERM)"
 
 @dataclass(frozen=True)
 class Step:
-    """A command to run, or a function to call.
+    """A tapfm command to run, or a Python function to call in this process.
 
     name: unique within the group. The key of a step is "group: name", or its name if it has no group.
-    arguments: arguments of the tapfm command; empty if `function` is called instead.
+    arguments: arguments of the command; empty if the step has a function.
     log: file for the command's output.
     group: the run or cohort that the step belongs to, if any.
     title: heading that a display may print instead of the key.
-    output_files: files and folders that the step writes. Without `check_done`, a step is done if all of them exist.
+    expected_outputs: files and folders that the step writes. Without `check_done`, a step is done if all of them exist.
     check_done: returns whether the step is done.
     needs: keys of the steps that must be done first.
-    function: called in this process instead of running a command.
+    function: the function to call; None if the step has a command.
     prepare: called right before the step runs.
-    config_problem: error message if the settings of the command are invalid, otherwise empty. A step with an error
-        message counts as failed, and its command is not run.
+    config_error: error message if the settings of the command are invalid, otherwise empty. A step with such a
+        message fails without running its command.
     history_file, epochs: for training, the file with one line per finished epoch, and the total number of epochs.
-    shown_prefixes: a display may show the lines of the command's output that start with one of these.
+    summary_line_prefixes: lines of the command's output that start with one of these summarise the result of the step.
+        A display may show them.
     """
 
     name: str
@@ -46,23 +47,23 @@ class Step:
     log: Path
     group: str = ""
     title: str = ""
-    output_files: tuple[Path, ...] = ()
+    expected_outputs: tuple[Path, ...] = ()
     check_done: Callable[[], bool] | None = None
     needs: tuple[str, ...] = ()
     function: Callable[[], object] | None = None
     prepare: Callable[[], object] | None = None
-    config_problem: str = ""
+    config_error: str = ""
     history_file: Path | None = None
     epochs: int = 0
-    shown_prefixes: tuple[str, ...] = ()
+    summary_line_prefixes: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
-        """Unique name of the step."""
+        """The text "group: name", which is unique; only the name if the step has no group."""
         return f"{self.group}: {self.name}" if self.group else self.name
 
     def is_done(self) -> bool:
-        return all(path.exists() for path in self.output_files) if self.check_done is None else self.check_done()
+        return all(path.exists() for path in self.expected_outputs) if self.check_done is None else self.check_done()
 
 
 @dataclass(frozen=True)
@@ -72,14 +73,14 @@ class StepResult:
     reason: why the step failed or was not run.
     exit_code: exit code of the step's command.
     seconds: running time of the step.
-    error: exception that the step raised in this process, if any.
+    exception: exception that the step raised in this process, if any.
     """
 
     state: StepState
     reason: str = ""
     exit_code: int = field(default=0, compare=False)
     seconds: float = field(default=0.0, compare=False)
-    error: TapfmError | None = field(default=None, compare=False)
+    exception: TapfmError | None = field(default=None, compare=False)
 
 
 class StepDisplay(Protocol):
@@ -98,9 +99,9 @@ class StepDisplay(Protocol):
 class StepRunner:
     """Runs the steps that are not done yet, each after the steps it needs.
 
-    run_command(step, poll): runs the command of a step and returns its exit code. It must call `poll()` regularly.
-        `poll` returns None or the number of a signal to forward to the command, or raises SystemExit to stop
-        immediately.
+    run_command(step, poll_signal): runs the command of a step and returns the exit code. Meanwhile, `run_command` must
+        call `poll_signal()` regularly. `poll_signal` returns the number of a signal to forward to the command, or None.
+        It raises SystemExit if the command must stop immediately.
     save_results: called with the results of all steps by key, at the start and after each step.
     signal_number: returns the number of a received stop signal, or None. After a stop signal no step is started.
     jobs: number of steps to run at the same time. With 1, steps run in the calling thread, otherwise in other threads.
@@ -121,11 +122,14 @@ class StepRunner:
         self._results: dict[str, StepResult] = {}
         self._stop_now = threading.Event()
 
-    def run(self, done: Collection[str]) -> dict[str, StepResult]:
-        """Run all steps except those whose keys are in `done`. Return the results of all steps by key."""
-        self._results = {step.key: StepResult("done" if step.key in done else "not run") for step in self._steps}
+    def run(self, done_keys: Collection[str]) -> dict[str, StepResult]:
+        """Run the steps whose keys are not in `done_keys`.
+
+        Return the results of all steps by key, including the steps in `done_keys`.
+        """
+        self._results = {step.key: StepResult("done" if step.key in done_keys else "not run") for step in self._steps}
         self._save_results(self._results)
-        waiting = [step for step in self._steps if step.key not in done]
+        waiting = [step for step in self._steps if step.key not in done_keys]
         running: dict[Future[StepResult], Step] = {}
         with ThreadPoolExecutor(self._jobs) if self._jobs > 1 else _InlineExecutor() as executor:
             try:
@@ -151,8 +155,8 @@ class StepRunner:
 
     def _result_if_blocked(self, step: Step) -> StepResult | None:
         """Return the result of a step that cannot run, or None if the step can run."""
-        if step.config_problem:
-            return StepResult("failed", step.config_problem)
+        if step.config_error:
+            return StepResult("failed", step.config_error)
         done = {key for key, result in self._results.items() if result.state == "done"}
         return next(
             (StepResult("not run", f"needs {key}, which did not finish") for key in step.needs if key not in done), None
@@ -163,7 +167,7 @@ class StepRunner:
         try:
             result = self._execute(step)
         except TapfmError as error:
-            result = StepResult("failed", error.message, error.exit_code, error=error)
+            result = StepResult("failed", error.message, error.exit_code, exception=error)
         except KeyboardInterrupt:
             result = StepResult("not run", _STOPPED_REASON, INTERRUPTED_EXIT_CODE)
         return replace(result, seconds=time.monotonic() - start)

@@ -20,13 +20,13 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
-_JOIN_TIMEOUT_S = 5.0  # how long to wait for a killed worker to exit
+_EXIT_AFTER_KILL_TIMEOUT_S = 5.0  # how long to wait for a killed worker to exit
 Key = TypeVar("Key")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def count_workers(workers: int | None) -> int:
+def choose_worker_count(workers: int | None) -> int:
     """Return `workers`, or the number of available cores if it is None. With 0, all work runs in this process."""
     return available_cores() if workers is None else workers
 
@@ -54,7 +54,7 @@ class Worker:
         """Stop the process and return its exit code."""
         self.connection.close()
         self.process.kill()  # workers ignore SIGINT and SIGTERM
-        self.process.join(_JOIN_TIMEOUT_S)  # a process blocked on a dead drive cannot be killed
+        self.process.join(_EXIT_AFTER_KILL_TIMEOUT_S)  # a process blocked on a dead drive cannot be killed
         return self.process.exitcode
 
     def send(self, item: Any) -> None:
@@ -66,20 +66,20 @@ class Worker:
 class WorkerPool:
     """Worker processes that are started before there is work for them.
 
-    serve: function that each worker runs, with these arguments; see `start_worker`.
+    Each worker runs `serve(connection, *arguments)`; see `start_worker`.
     """
 
     def __init__(self, workers: int, serve: Callable[..., None], *arguments: Any) -> None:
         self._workers = [start_worker(serve, *arguments) for _ in range(workers)]
 
-    def take(self, limit: int) -> list[Worker]:
-        """Return up to `limit` workers, which the caller must stop. The other workers are stopped."""
+    def take_workers(self, limit: int) -> list[Worker]:
+        """Return up to `limit` of the workers, and stop the others. The caller must stop the returned workers."""
         taken, self._workers = self._workers[:limit], self._workers[limit:]
         self.close()
         return taken
 
     def close(self) -> None:
-        """Stop the workers that were not taken."""
+        """Stop the workers that `take_workers` has not returned."""
         while self._workers:
             self._workers.pop().stop()
 
@@ -102,7 +102,7 @@ def map_isolated(
             yield key, function(item)
         return
     remaining = iter(items)
-    idle = [] if pool is None else pool.take(workers)
+    idle = [] if pool is None else pool.take_workers(workers)
     busy: dict[Connection, tuple[Worker, Key]] = {}
 
     def send_next_item(worker: Worker | None = None) -> bool:
@@ -138,7 +138,10 @@ def map_isolated(
 
 
 def start_worker(serve: Callable[..., None], *arguments: Any) -> Worker:
-    """Start a process that runs `serve(connection, *arguments)`. The arguments are pickled, `serve` by its name."""
+    """Start a process that runs `serve(connection, *arguments)`. The arguments are pickled.
+
+    serve: a function at the top level of a module.
+    """
     context = multiprocessing.get_context("spawn")  # a fork would copy locks held by threads of C libraries
     parent_end, worker_end = context.Pipe()
     process = context.Process(target=_run_worker, args=(serve, worker_end, arguments), daemon=True)
@@ -166,7 +169,7 @@ def describe_exit(exit_code: int | None) -> str:
 
 @contextlib.contextmanager
 def _ignore_interrupts() -> Iterator[None]:
-    """Ignore Ctrl-C, so that a worker started in this context ignores it too: the parent process stops its workers."""
+    """Ignore Ctrl-C while a worker is started. The worker inherits this: only the parent process may stop it."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread can set signal handlers
         yield
         return

@@ -67,7 +67,7 @@ def _task_steps(folder: Path, task: str) -> list[Step]:
         ("synth", str(slides), "--task", task, *_SYNTH_OPTIONS),
         log(f"synthetic-{task}"),
         group,
-        output_files=(slides / "README.md",),  # written last
+        expected_outputs=(slides / "README.md",),  # written last
     )
     steps = [synth]
     for cohort, table in TABLES.items():
@@ -107,7 +107,7 @@ def extract_probe_tiles(folder: Path, task: str) -> Path:
     candidates: dict[tuple[str, str], list[tuple[str, int, int, int]]] = {}
     for number, row in enumerate(rows):
         truth = read_truth(synthetic / "truth", row.slide_id)
-        positions, side_px0 = truth.default_grid()
+        positions, side_px0 = truth.default_tile_grid()
         for name, compartment in _PROBE_CLASSES.items():
             fraction = truth.coverage(np.asarray(truth.compartments == compartment), positions, side_px0)
             split = splits[number % 2]

@@ -58,7 +58,7 @@ class _StepBuilder:
         if problem := self.plan.problems.get(run.name):
             show_config = ("config", str(folder.config(run)))
             yield Step(
-                "train", show_config, folder.log(run.name), run.name, check_done=lambda: False, config_problem=problem
+                "train", show_config, folder.log(run.name), run.name, check_done=lambda: False, config_error=problem
             )
             return
         config = self.plan.configs[run.name]
@@ -79,7 +79,7 @@ class _StepBuilder:
             options = ["--tiles", str(study.probe.tiles), "--out", str(out), "--seed", str(study.probe.seed)]
             arguments = ("probe", str(folder.run(run)), *options, "--device", config.machine.device)
             log = folder.log(f"{run.name}-probe")
-            yield Step("probe", arguments, log, run.name, output_files=(out,), needs=(training.key,))
+            yield Step("probe", arguments, log, run.name, expected_outputs=(out,), needs=(training.key,))
 
     def _train_step(self, run: PlannedRun, config: RunConfig, needs: tuple[str, ...]) -> Step:
         out = self.folder.run(run)
@@ -156,7 +156,7 @@ def is_evaluated(folder: Path, study: StudyConfig, slides: SlidesSection) -> boo
     except (OSError, ValueError, KeyError, TypeError):
         return False
     expected = {"unit": study.unit, "resamples": study.resamples, "table_sha256": file_sha256(slides.table)}
-    return failed <= study.allow_failures and all(evaluation.get(name) == value for name, value in expected.items())
+    return failed <= study.max_failed_slides and all(evaluation.get(name) == value for name, value in expected.items())
 
 
 def write_fold_ensembles(study: StudyConfig, folder: StudyFolder) -> None:
@@ -164,7 +164,7 @@ def write_fold_ensembles(study: StudyConfig, folder: StudyFolder) -> None:
     for model in list_models(study) if study.folds else []:
         for seed in study.seeds:
             members = list_fold_runs(study, model, seed)
-            if all(folder.is_finished(member, study.allow_failures) for member in members):
+            if all(folder.is_finished(member, study.max_failed_slides) for member in members):
                 _write_fold_ensemble(folder, folder.ensemble(model, seed), members)
 
 
@@ -176,10 +176,11 @@ def _embed_group(encoder: str, cohort: str) -> str:
     return f"features of {encoder}{', external' if cohort == 'external' else ''}"
 
 
-def _has_all_features(slides: SlidesSection, folder: Path, allow_failures: int) -> bool:
-    """Return whether the folder has features of all slides, except for at most `allow_failures`."""
+def _has_all_features(slides: SlidesSection, folder: Path, max_failed_slides: int) -> bool:
+    """Return whether the folder has features of all slides, except for at most `max_failed_slides`."""
     rows = read_cohort(slides.table, slides.slides, must_exist=False).rows
-    return sum(find_feature_file(folder, row.slide_id) is None for row in rows) <= allow_failures and folder.is_dir()
+    missing = sum(find_feature_file(folder, row.slide_id) is None for row in rows)
+    return missing <= max_failed_slides and folder.is_dir()
 
 
 def _machine_options(config: RunConfig) -> list[str]:

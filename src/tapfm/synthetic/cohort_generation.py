@@ -42,7 +42,7 @@ from tapfm.synthetic.truth import (
     encode_truth_geojson,
     encode_truth_image,
     read_truth,
-    tile_rows,
+    tile_coverage_rows,
     truth_metadata,
 )
 from tapfm.tiles.grid import TileSpec
@@ -118,7 +118,7 @@ def generate_cohort(
     slides = plan_cohort(spec)
     jobs = [_GenerationJob(each, folder) for each in slides]
     settings_key = fingerprint(SYNTHETIC_VERSION, asdict(spec))
-    outdated_slides = _list_outdated_slides(folder, settings_key, force=force)
+    outdated_slides = _list_outdated_slides(folder, settings_key, allow_outdated=force)
     with lock_folder(folder, "tapfm synth", "choose another folder"), SlideClaims(folder) as claims:
         try:
             remove_unfinished_files(folder, *(folder / name for name in (*_SLIDE_FOLDERS.values(), _TRUTH_FOLDER)))
@@ -155,7 +155,7 @@ def _is_slide_complete(job: _GenerationJob) -> bool:
 
 
 def _limit_workers(jobs: Sequence[_GenerationJob], workers: int, console: Console) -> int:
-    """Return the number of workers that free memory allows: at least 1, at most `workers`.
+    """Return the number of workers that fit into the free memory: at least 1, at most `workers`.
 
     Return `workers` itself if it is 0 or if the operating system does not report the free memory.
     """
@@ -170,11 +170,11 @@ def _limit_workers(jobs: Sequence[_GenerationJob], workers: int, console: Consol
     return allowed_workers
 
 
-def _list_outdated_slides(folder: Path, settings_key: str, *, force: bool) -> list[str]:
-    """Return the slides of a cohort in the folder whose key in synth.json is not `settings_key`; otherwise, no slides.
+def _list_outdated_slides(folder: Path, settings_key: str, *, allow_outdated: bool) -> list[str]:
+    """Return the paths of all slides of an outdated cohort, relative to its folder; without such a cohort, no paths.
 
-    The slides are paths relative to the folder. Raise InputError if the folder contains a cohort with another key and
-    `force` is not set, or if it contains files but no cohort.
+    A cohort is outdated if the key in its synth.json is not `settings_key`. Raise InputError if the cohort is outdated
+    and `allow_outdated` is not set, or if the folder contains files but no cohort.
     """
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file.", hint="Use a new folder, or one that tapfm synth created.")
@@ -194,7 +194,7 @@ def _list_outdated_slides(folder: Path, settings_key: str, *, force: bool) -> li
         settings = json.loads(text)
         existing_key, slide_paths = str(settings["key"]), [str(path) for path in settings["slides"]]
         if not all(_SLIDE_PATH_PATTERN.fullmatch(path) for path in slide_paths):
-            raise ValueError("unexpected path of a slide")
+            raise ValueError("'slides' contains an unexpected path")
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{folder / _SETTINGS_FILE} is damaged ({type(error).__name__}: {error}).",
@@ -202,7 +202,7 @@ def _list_outdated_slides(folder: Path, settings_key: str, *, force: bool) -> li
         ) from error
     if existing_key == settings_key:
         return []
-    if not force:
+    if not allow_outdated:
         raise InputError(
             f"{folder} contains a cohort that was generated with other settings or by another version of tapfm.",
             hint="Use another folder, or replace this cohort with --force.",
@@ -210,16 +210,16 @@ def _list_outdated_slides(folder: Path, settings_key: str, *, force: bool) -> li
     return slide_paths
 
 
-def _remove_outdated_cohort(folder: Path, slide_paths: Sequence[str]) -> None:
-    """Delete the cohort with these slides: slides, ground truth, tables, contact sheet and README, but no other files.
+def _remove_outdated_cohort(folder: Path, outdated_slides: Sequence[str]) -> None:
+    """Delete the outdated slides, their ground truth, the tables, the contact sheet and the README; keep other files.
 
-    Slides and their ground truth are kept if their folder is a symbolic link.
+    If `slides`, `external` or `truth` is a symbolic link, the files of slides in this folder are kept.
     """
-    for slide_path in slide_paths:
+    for slide_path in outdated_slides:
         for path in (folder / slide_path, *_get_truth_paths(folder, Path(slide_path).stem).values()):
             if not path.parent.is_symlink():
                 path.unlink(missing_ok=True)
-    if slide_paths:
+    if outdated_slides:
         for name in (*COHORT_TABLES.values(), CONTACT_SHEET, README, f"{_TRUTH_FOLDER}/tiles.csv"):
             (folder / name).unlink(missing_ok=True)
 
@@ -262,7 +262,7 @@ def _write_cohort_files(spec: CohortSpec, slides: Sequence[PlannedSlide], folder
         if cohort_slides:
             write_atomically(folder / name, _encode_cohort_table(cohort_slides, targets, folder))
     truths = {each.slide_id: read_truth(folder / _TRUTH_FOLDER, each.slide_id) for each in slides}
-    rows = [row for each in slides for row in tile_rows(each.slide_id, truths[each.slide_id], targets)]
+    rows = [row for each in slides for row in tile_coverage_rows(each.slide_id, truths[each.slide_id], targets)]
     write_atomically(folder / _TRUTH_FOLDER / "tiles.csv", encode_tile_table(rows, targets))
     write_atomically(
         folder / CONTACT_SHEET, _encode_contact_sheet([_GenerationJob(each, folder) for each in slides], truths)
@@ -314,11 +314,11 @@ def _encode_contact_sheet(jobs: Sequence[_GenerationJob], truths: Mapping[str, S
 
 
 def _find_example_tile(truth: SlideTruth, positive_targets: Sequence[str]) -> tuple[int, int, int]:
-    """Return (x, y, side), in level-0 pixels, of the tile with the largest fraction of the signal of a positive target.
+    """Return (x, y, side), in level-0 pixels, of the tile that the focus of a positive target covers most.
 
-    On a slide without positive targets, it is the tile with the largest fraction of epithelium.
+    On a slide without positive targets, return the tile that the epithelium covers most.
     """
-    positions, side_px0 = truth.default_grid()
+    positions, side_px0 = truth.default_tile_grid()
     signals = [truth.signal_coverage(name, positions, side_px0) for name in positive_targets]
     coverage = np.max(signals, axis=0) if signals else truth.coverage(truth.epithelium, positions, side_px0)
     best = int(np.argmax(coverage))

@@ -1,8 +1,8 @@
 """Plan a synthetic cohort: an exact number of positive slides for each target, and the properties of each slide.
 
-Only the foci of positive targets depend on the labels. Each group of other properties, such as the staining, is sampled
-from a separate random stream, such as (seed, slide, "staining"), so that it cannot depend on the labels. The names of
-the streams must not change, because they determine the slides.
+The labels of a slide determine only which targets have a focus. Each group of other properties, such as the staining,
+is sampled from a separate random stream, such as (seed, slide, "staining"), so that it cannot depend on the labels. The
+names of the streams must not change, because they determine the slides.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from tapfm.errors import InputError, UnknownNameError
 from tapfm.runtime.seeding import make_rng
 from tapfm.synthetic.nuclei import EPITHELIAL, LOOKALIKES, MORPHOLOGIES, interpolate_kinds
-from tapfm.synthetic.scanning import Artefacts, PenColour, Scanner, StainingProtocol, vary_colour
+from tapfm.synthetic.scanning import Artefacts, PenColour, Scanner, StainingProtocol, vary_stain_colour
 from tapfm.synthetic.section import Focus, Outline, SectionSpec
 
 CohortName: TypeAlias = Literal["development", "external"]
@@ -29,7 +29,7 @@ SYNTHETIC_VERSION = 1
 _FRACTION_AT_40X = 0.3  # fraction of the slides that are scanned at 40x; the others at 20x
 # Minimum number of positive and of negative slides per target and split. `_sample_slides` says what happens in a split
 # that is too small.
-MIN_SLIDES_PER_CLASS = 2
+MIN_SLIDES_PER_CLASS_AND_SPLIT = 2
 _TILE_UM = 112.0  # side of a default tile: 224 px at 0.5 um per pixel
 _TYPICAL_TISSUE_FRACTION = 0.5  # fraction of the slide area; determines the size of a slide
 ASPECT_RATIO = 1.28  # width of a slide over its height
@@ -46,11 +46,12 @@ class SyntheticTarget:
 
 @dataclass(frozen=True)
 class _Difficulty:
-    """Difficulty of a cohort. Fractions are fractions of the epithelium."""
+    """Difficulty of a cohort."""
 
-    signal_fraction: float  # approximate size of the focus of each positive target
+    signal_fraction_of_epithelium: float  # approximate size of the focus of each positive target
     morphology_strength: float  # of nuclei in foci; 0: like normal nuclei, 1: as in MORPHOLOGIES and LOOKALIKES
-    max_lookalike_fraction: float  # maximum size of the focus of each lookalike, on positive and negative slides
+    # maximum size of the focus of each lookalike, on positive and negative slides
+    max_lookalike_fraction_of_epithelium: float
 
 
 def _make_target(name: str, development: float, external: float, morphology: str) -> SyntheticTarget:
@@ -68,9 +69,15 @@ TASKS: dict[str, tuple[SyntheticTarget, ...]] = {
     ),
 }
 DIFFICULTIES: dict[str, _Difficulty] = {
-    "easy": _Difficulty(signal_fraction=0.30, morphology_strength=1.0, max_lookalike_fraction=0.0),
-    "medium": _Difficulty(signal_fraction=0.18, morphology_strength=0.85, max_lookalike_fraction=0.10),
-    "hard": _Difficulty(signal_fraction=0.10, morphology_strength=0.6, max_lookalike_fraction=0.20),
+    "easy": _Difficulty(
+        signal_fraction_of_epithelium=0.30, morphology_strength=1.0, max_lookalike_fraction_of_epithelium=0.0
+    ),
+    "medium": _Difficulty(
+        signal_fraction_of_epithelium=0.18, morphology_strength=0.85, max_lookalike_fraction_of_epithelium=0.10
+    ),
+    "hard": _Difficulty(
+        signal_fraction_of_epithelium=0.10, morphology_strength=0.6, max_lookalike_fraction_of_epithelium=0.20
+    ),
 }
 
 _SITES: dict[CohortName, dict[str, StainingProtocol]] = {
@@ -173,14 +180,14 @@ class PlannedSlide:
     slide_id: str
     patient_id: str
     cohort: CohortName
-    split: str  # "train", "val" or "test"
+    split: str  # "train", "val" or "test"; always "test" in the external cohort
     labels: Mapping[str, int]  # by target; 1: positive
     site: str
     section: SectionSpec
     staining: StainingProtocol
     scanner: Scanner
     artefacts: Artefacts
-    seed: int  # seed of the cohort
+    cohort_seed: int
 
     @property
     def positive_targets(self) -> list[str]:
@@ -188,8 +195,8 @@ class PlannedSlide:
 
     @property
     def rng_key(self) -> tuple[int | str, ...]:
-        """Start of the key (see `make_rng`) of each random stream that renders this slide."""
-        return self.seed, self.slide_id
+        """First elements of the key of each random stream that renders this slide, see `make_rng`."""
+        return self.cohort_seed, self.slide_id
 
 
 def plan_cohort(spec: CohortSpec) -> list[PlannedSlide]:
@@ -203,7 +210,7 @@ def plan_cohort(spec: CohortSpec) -> list[PlannedSlide]:
         splits = _assign_splits(count, spec.fractions, spec.seed) if cohort == "development" else ["test"] * count
         labels = {
             each.name: _sample_slides(
-                splits, each.prevalence[cohort], MIN_SLIDES_PER_CLASS, spec.seed, cohort, "label", each.name
+                splits, each.prevalence[cohort], MIN_SLIDES_PER_CLASS_AND_SPLIT, spec.seed, cohort, "label", each.name
             )
             for each in spec.targets
         }
@@ -227,8 +234,8 @@ def plan_cohort(spec: CohortSpec) -> list[PlannedSlide]:
 def _allocate_counts(total: int, sizes: Sequence[float], minimum: Sequence[int], maximum: Sequence[int]) -> list[int]:
     """Distribute `total` over groups in proportion to their sizes; return the count of each group.
 
-    Each count is between the `minimum` and the `maximum` of its group. If the sum of these bounds does not allow
-    `total`, the counts add up to the nearest number that it allows.
+    Each count is at least the `minimum` and at most the `maximum` of its group. A total below the sum of all minima is
+    raised to this sum; a total above the sum of all maxima is lowered to that sum.
     """
     counts = list(minimum)
     total = min(max(total, sum(minimum)), sum(maximum))
@@ -241,25 +248,24 @@ def _allocate_counts(total: int, sizes: Sequence[float], minimum: Sequence[int],
     return counts
 
 
-def _assign_splits(count: int, fractions: tuple[float, float, float], seed: int) -> list[str]:
+def _assign_splits(slide_count: int, fractions: tuple[float, float, float], seed: int) -> list[str]:
     """Return the split of each slide of the development cohort.
 
     Each split with a fraction above 0 gets at least one slide, if there are enough slides for that.
     """
     is_used = [fraction > 0 for fraction in fractions]
-    minimum = [int(each and count >= sum(is_used)) for each in is_used]
-    sizes = _allocate_counts(count, fractions, minimum, [count * each for each in is_used])
+    minimum = [int(each and slide_count >= sum(is_used)) for each in is_used]
+    sizes = _allocate_counts(slide_count, fractions, minimum, [slide_count * each for each in is_used])
     names = np.repeat(["train", "val", "test"], sizes)
     return [str(name) for name in make_rng(seed, "splits").permutation(names)]
 
 
 def _sample_slides(splits: Sequence[str], fraction: float, min_per_split: int, *rng_key: int | str) -> np.ndarray:
-    """Return a mask of randomly sampled slides: `fraction` of all slides, rounded, within the limits of each split.
+    """Sample `fraction` of all slides, rounded, within the limits below; return a mask of the sampled slides.
 
-    In each split, at least `min_per_split` slides are sampled, and at least as many are not sampled. In a split with
-    fewer than twice `min_per_split` slides, both limits are half of the split, rounded down. If the lower limits of all
-    splits add up to less than `min_per_split` (or less than half of the cohort, if that is smaller), the lower limit of
-    the largest split is raised by the difference. Then all slides of the largest split can be sampled.
+    Each split has at least `min_per_split` sampled slides and at least `min_per_split` other slides. In a split that is
+    too small for both, each limit is half of the split, rounded down. In total, at least `min_per_split` slides are
+    sampled, or half of all slides if that is less. Missing slides come from the largest split, even beyond its limit.
     """
     members = [np.flatnonzero(np.array(splits) == name) for name in dict.fromkeys(splits)]
     sizes = [len(each) for each in members]
@@ -284,7 +290,7 @@ def _plan_slide(
     labels: Mapping[str, int],
     at_40x: bool,
 ) -> PlannedSlide:
-    """Sample the properties of a slide. Only the foci of positive targets depend on the labels."""
+    """Sample the properties of a slide. The labels determine only which targets have a focus."""
     site = str(make_rng(spec.seed, slide_id, "site").choice(list(_SITES[cohort])))
     scanners = _SCANNERS[cohort]
     scanner = scanners[int(make_rng(spec.seed, slide_id, "scanner").integers(len(scanners)))][at_40x]
@@ -317,30 +323,31 @@ def _sample_section(spec: CohortSpec, slide_id: str, cohort: CohortName, labels:
         lumen_probability=rng.uniform(0.25, 0.7),
         fat_fraction=rng.uniform(0, 0.1),
         lymphoid_fraction=rng.uniform(0.01, 0.06),
-        inflammation=rng.uniform(0.05, 0.3),
+        inflamed_stroma_fraction=rng.uniform(0.05, 0.3),
         nuclear_scale=float(np.clip(rng.normal(1, 0.04), 0.92, 1.08)),
-        spacing_scale=float(rng.uniform(0.94, 1.08)),
+        extra_nuclear_spacing_scale=float(rng.uniform(0.94, 1.08)),
     )
     difficulty, foci = DIFFICULTIES[spec.difficulty], []
     for each in spec.targets:
-        fraction = difficulty.signal_fraction * make_rng(spec.seed, slide_id, "share", each.name).uniform(0.8, 1.25)
+        size_factor = make_rng(spec.seed, slide_id, "share", each.name).uniform(0.8, 1.25)
         if labels[each.name]:
             kind = interpolate_kinds(EPITHELIAL, MORPHOLOGIES[each.morphology], difficulty.morphology_strength)
-            foci.append(Focus(each.name, kind, fraction))
+            foci.append(Focus(each.name, kind, difficulty.signal_fraction_of_epithelium * size_factor))
     for name, kind in LOOKALIKES.items():
-        fraction = difficulty.max_lookalike_fraction * make_rng(spec.seed, slide_id, "share", name).uniform(0, 1)
+        size_factor = make_rng(spec.seed, slide_id, "share", name).uniform(0, 1)
+        fraction = difficulty.max_lookalike_fraction_of_epithelium * size_factor
         if fraction > 0:
             foci.append(Focus(name, interpolate_kinds(EPITHELIAL, kind, difficulty.morphology_strength), fraction))
     return replace(without_foci, foci=tuple(foci))
 
 
 def _sample_staining(protocol: StainingProtocol, seed: int, slide_id: str) -> StainingProtocol:
-    """Sample the staining of a slide: a random variation of `protocol`, the protocol of the site of the slide."""
+    """Return the staining of a slide: a random variation of `protocol`."""
     rng = make_rng(seed, slide_id, "staining")
     return replace(
         protocol,
-        haematoxylin_colour=vary_colour(protocol.haematoxylin_colour, rng, 0.015),
-        eosin_colour=vary_colour(protocol.eosin_colour, rng, 0.02),
+        haematoxylin_colour=vary_stain_colour(protocol.haematoxylin_colour, rng, 0.015),
+        eosin_colour=vary_stain_colour(protocol.eosin_colour, rng, 0.02),
         haematoxylin_strength=protocol.haematoxylin_strength * rng.uniform(0.86, 1.14),
         eosin_strength=protocol.eosin_strength * rng.uniform(0.84, 1.16),
     )

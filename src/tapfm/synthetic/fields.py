@@ -76,7 +76,7 @@ def enlarge_rows(field: Float32Array, factor: float, top: int, bottom: int, widt
     return np.asarray(rows, np.float32)
 
 
-def soft_step(field: Float32Array, width: float) -> Float32Array:
+def linear_ramp(field: Float32Array, width: float) -> Float32Array:
     """Map values below -width / 2 to 0 and values above width / 2 to 1; linear in between."""
     return np.clip(field / np.float32(width) + np.float32(0.5), 0, 1)
 
@@ -108,10 +108,10 @@ def fibre_coordinates(
 def render_fibres(
     texture: Float32Array, along: Float32Array, across: Float32Array, length_px: float, thickness_px: float
 ) -> Float32Array:
-    """Render fibres: the values of a noise texture, stretched along the fibres, with the amplitude of the texture.
+    """Render fibres: stretch a noise texture along the fibres.
 
     along, across: coordinates of each pixel, see `fibre_coordinates`.
-    length_px, thickness_px: length and thickness of two texture pixels, after stretching.
+    length_px, thickness_px: size of a fibre, to which 2 x 2 pixels of the texture are stretched.
     """
     along, across = along * np.float32(2 / length_px), across * np.float32(2 / thickness_px)
     # the texture is reflected at its edges, so that the repeated texture has no seams

@@ -22,39 +22,39 @@ class NucleusKind:
     width_um: float  # mean width
     spacing_um: float  # mean distance between the positions of neighbours; a position has one nucleus or a pair
     haematoxylin: float = 1.0  # mean optical density, before it is multiplied by the staining strength of the slide
-    size_spread: float = 0.12  # standard deviation of length and width, as a fraction of their means
+    relative_size_sd: float = 0.12  # standard deviation of the size of nuclei, as a fraction of the mean size
     grain: float = 0.16  # amplitude of the chromatin texture, relative to the mean density
-    clumps: float = 0.0  # 0: fine chromatin, 1: coarse clumps
+    clumping: float = 0.0  # 0: fine chromatin, 1: coarse clumps
     margination: float = 0.15  # 0: even chromatin, near 1: chromatin at the membrane and a clear centre
-    nucleolus: float = 0.0  # density of the nucleolus, relative to the mean density; 0: no nucleolus
-    paired: float = 0.0  # fraction of positions with two touching nuclei
-    aligned: float = 0.0  # 0: random orientation, 1: parallel to the local direction of the tissue
+    nucleolus_density: float = 0.0  # density of the nucleolus, relative to the mean density; 0: no nucleolus
+    paired_fraction: float = 0.0  # fraction of positions with two touching nuclei
+    alignment: float = 0.0  # 0: random orientation, 1: parallel to the local direction of the tissue
 
     @property
     def max_radius_um(self) -> float:
         """Approximate upper bound of the distance from the centre of a nucleus to its edge."""
-        return 0.5 * self.length_um * (1 + 3.2 * self.size_spread) * 1.25
+        return 0.5 * self.length_um * (1 + 3.2 * self.relative_size_sd) * 1.25
 
 
-EPITHELIAL = NucleusKind(9.6, 7.6, 11.0, haematoxylin=1.0, aligned=0.4)
-STROMAL = NucleusKind(12.0, 3.2, 17.0, haematoxylin=1.1, size_spread=0.26, aligned=0.93)
-LYMPHOCYTE = NucleusKind(6.2, 5.8, 7.3, haematoxylin=1.5, size_spread=0.07, grain=0.25, clumps=0.5)
-ENDOTHELIAL = NucleusKind(10.0, 2.8, 5.0, haematoxylin=1.15, aligned=1.0)
+EPITHELIAL = NucleusKind(9.6, 7.6, 11.0, haematoxylin=1.0, alignment=0.4)
+STROMAL = NucleusKind(12.0, 3.2, 17.0, haematoxylin=1.1, relative_size_sd=0.26, alignment=0.93)
+LYMPHOCYTE = NucleusKind(6.2, 5.8, 7.3, haematoxylin=1.5, relative_size_sd=0.07, grain=0.25, clumping=0.5)
+ENDOTHELIAL = NucleusKind(10.0, 2.8, 5.0, haematoxylin=1.15, alignment=1.0)
 
 # Morphologies of targets, by name, at full strength (see `interpolate_kinds`).
 MORPHOLOGIES = {
     "coarse": replace(
-        EPITHELIAL, length_um=12.6, width_um=10.4, spacing_um=14.7, grain=0.42, clumps=1.0, nucleolus=1.3
+        EPITHELIAL, length_um=12.6, width_um=10.4, spacing_um=14.7, grain=0.42, clumping=1.0, nucleolus_density=1.3
     ),
     "vesicular": replace(EPITHELIAL, length_um=11.2, width_um=9.6, spacing_um=13.4, grain=0.1, margination=0.85),
-    "spindle": replace(EPITHELIAL, length_um=16.5, width_um=4.5, spacing_um=10.8, aligned=1.0),
-    "paired": replace(EPITHELIAL, spacing_um=15.4, paired=1.0),
+    "spindle": replace(EPITHELIAL, length_um=16.5, width_um=4.5, spacing_um=10.8, alignment=1.0),
+    "paired": replace(EPITHELIAL, spacing_um=15.4, paired_fraction=1.0),
 }
 # Morphologies that resemble "coarse" either only in size or only in chromatin. They can occur in positive and negative
 # slides.
 LOOKALIKES = {
     "large": replace(EPITHELIAL, length_um=12.6, width_um=10.4, spacing_um=14.7),
-    "clumped": replace(EPITHELIAL, grain=0.42, clumps=1.0, nucleolus=0.6),
+    "clumped": replace(EPITHELIAL, grain=0.42, clumping=1.0, nucleolus_density=0.6),
 }
 
 
@@ -71,7 +71,7 @@ def interpolate_kinds(normal: NucleusKind, planted: NucleusKind, strength: float
 class Nuclei:
     """Positions, sizes and orientations of nuclei of one kind. Each array has one value per nucleus."""
 
-    name: str  # of the group of nuclei, for example a compartment or a focus; part of the key of its random stream
+    group: str  # name of this group of nuclei, for example "stroma"; part of the key of its random stream
     kind: NucleusKind
     x_um: Float32Array  # centres, from the upper left corner of the section
     y_um: Float32Array
@@ -84,17 +84,17 @@ class Nuclei:
 
     def __getitem__(self, rows: slice) -> Nuclei:
         arrays = (self.x_um, self.y_um, self.length_um, self.width_um, self.angle_rad)
-        return Nuclei(self.name, self.kind, *(array[rows] for array in arrays))
+        return Nuclei(self.group, self.kind, *(array[rows] for array in arrays))
 
 
 def render_nuclei(rng: np.random.Generator, nuclei: Nuclei, mpp: float) -> tuple[Float32Array, Float32Array]:
     """Render each nucleus as a small square image; return coverage (0 to 1) and optical density, each (n, side, side).
 
-    The central pixel of a square is the slide pixel that contains the centre of the nucleus, see `_locate_pixels`.
+    The central pixel of a square is the slide pixel that contains the centre of the nucleus, see `_locate_centres`.
     """
     kind, count = nuclei.kind, len(nuclei)
     half_px = int(np.ceil(kind.max_radius_um / mpp)) + 1
-    _, _, offset_x, offset_y = _locate_pixels(nuclei, mpp)
+    _, _, offset_x, offset_y = _locate_centres(nuclei, mpp)
     pixels_um = np.arange(-half_px, half_px + 1, dtype=np.float32) * np.float32(mpp)
     dx = pixels_um[None, None, :] - offset_x[:, None, None]
     dy = pixels_um[None, :, None] - offset_y[:, None, None]
@@ -129,19 +129,19 @@ def _render_chromatin(
     rows = rng.integers(0, fine.shape[0] - side, count)[:, None, None] + np.arange(side)[None, :, None]
     columns = rng.integers(0, fine.shape[1] - side, count)[:, None, None] + np.arange(side)[None, None, :]
     texture = fine[rows, columns]
-    if kind.clumps > 0:
-        texture = (1 - kind.clumps) * texture + kind.clumps * 1.2 * np.tanh(1.6 * coarse[rows, columns])
+    if kind.clumping > 0:
+        texture = (1 - kind.clumping) * texture + kind.clumping * 1.2 * np.tanh(1.6 * coarse[rows, columns])
     density = 1 + np.float32(kind.grain) * texture
     rim = np.exp(-(((radius - 0.9) / 0.16) ** 2))
     centre = np.clip(1.15 - radius, 0, 1)
     density += np.float32(kind.margination) * (np.float32(1.1) * rim - centre)
-    if kind.nucleolus > 0:
+    if kind.nucleolus_density > 0:
         # a dot with a random offset from the centre
         shift = rng.uniform(-0.35, 0.35, (2, count, 1, 1)).astype(np.float32)
         span = np.linspace(-1, 1, side, dtype=np.float32) * np.float32(side * mpp / 2)
         dot_x = span[None, None, :] - shift[0] * np.float32(kind.width_um / 2)
         dot_y = span[None, :, None] - shift[1] * np.float32(kind.width_um / 2)
-        density += np.float32(kind.nucleolus) * np.exp(-(dot_x**2 + dot_y**2) / np.float32(2 * 0.85**2))
+        density += np.float32(kind.nucleolus_density) * np.exp(-(dot_x**2 + dot_y**2) / np.float32(2 * 0.85**2))
     density = np.maximum(density, np.float32(0.12))
     # A textured nucleus transmits more light than a uniform one of the same mean density (Jensen's inequality).
     # Three steps of the Newton method find the scale that compensates for the additional light.
@@ -157,14 +157,14 @@ def _render_chromatin(
 
 
 def _make_texture(rng: np.random.Generator, grain_px: float) -> Float32Array:
-    """Sample noise with grains of about `grain_px` pixels: half the wavelength of the noise."""
+    """Sample noise with grains of about `grain_px` pixels. The wavelength of the noise is twice the grain size."""
     return sample_smooth_noise(rng, (384, 384), max(2.0, 2 * grain_px))
 
 
-def _locate_pixels(nuclei: Nuclei, mpp: float) -> tuple[np.ndarray, np.ndarray, Float32Array, Float32Array]:
-    """Return column and row of the pixel that contains the centre of each nucleus, and the offsets x and y.
+def _locate_centres(nuclei: Nuclei, mpp: float) -> tuple[np.ndarray, np.ndarray, Float32Array, Float32Array]:
+    """Return column and row of the pixel that contains the centre of each nucleus, and the position x, y in this pixel.
 
-    The offsets are those of the centre of the nucleus from the centre of that pixel, in microns.
+    The position of the centre of the nucleus is relative to the centre of the pixel, in microns.
     """
     column, row = np.floor(nuclei.x_um / mpp).astype(int), np.floor(nuclei.y_um / mpp).astype(int)
     offset_x = (nuclei.x_um - (column + 0.5) * mpp).astype(np.float32)
@@ -187,7 +187,7 @@ def composite_nuclei(
     `render_nuclei`.
     """
     half = cover.shape[1] // 2
-    columns, rows, _, _ = _locate_pixels(nuclei, mpp)
+    columns, rows, _, _ = _locate_centres(nuclei, mpp)
     height, width = haematoxylin.shape
     for column, row, alpha, value in zip(columns, rows, cover, density, strict=True):
         top, left = max(row - half, 0), max(column - half, 0)

@@ -77,10 +77,10 @@ class Scan:
     pen_mask: Mask
 
 
-def vary_colour(colour: RgbValues, rng: np.random.Generator, spread: float) -> RgbValues:
-    """Return a random variation of the colour of a stain: an optical density vector of the same length.
+def vary_stain_colour(colour: RgbValues, rng: np.random.Generator, spread: float) -> RgbValues:
+    """Return a random variation of the colour of a stain, scaled to the same Euclidean norm as `colour`.
 
-    spread: standard deviation of the change of each component, before the length is restored.
+    spread: standard deviation of the change of each component, before the scaling.
     """
     varied = np.clip(np.array(colour) + rng.normal(0, spread, 3), 0.02, None)
     red, green, blue = varied * np.linalg.norm(colour) / np.linalg.norm(varied)
@@ -154,7 +154,10 @@ def _render_pixels(
 
 
 def _sample_folds(rng: np.random.Generator, tissue: Mask, count: int) -> tuple[Mask, tuple[float, float]]:
-    """Sample folds, where tissue lies on tissue; return their mask and the shift (x, y) of the upper layer (um)."""
+    """Sample folds, where a second layer of tissue lies on the first.
+
+    Return one mask of all folds, and the shift (x, y) of the second layer in microns, which is the same in all folds.
+    """
     canvas = np.zeros(tissue.shape, np.uint8)
     rows, columns = np.nonzero(tissue)
     for _ in range(count if len(rows) else 0):
@@ -164,23 +167,26 @@ def _sample_folds(rng: np.random.Generator, tissue: Mask, count: int) -> tuple[M
     return np.asarray(canvas.astype(bool) & tissue), (rng.uniform(30, 70), rng.uniform(30, 70))
 
 
-def _sample_curve(rng: np.random.Generator, x: float, y: float, length: float, bend: float) -> npt.NDArray[np.int32]:
-    """Sample a curve with its middle at (x, y); return its points (x, y).
+def _sample_curve(
+    rng: np.random.Generator, middle_x: float, middle_y: float, length: float, bend: float
+) -> npt.NDArray[np.int32]:
+    """Sample a curve with its middle at (middle_x, middle_y); return its points (x, y).
 
-    x, y, length: in pixels of the image that the curve is drawn on.
+    middle_x, middle_y, length: in pixels of the image that the curve is drawn on.
     bend: standard deviation of the angle by which the curve turns from start to end, in radians.
     """
     angle, turn = rng.uniform(0, 2 * np.pi), rng.normal(0, bend)
     steps = np.linspace(-0.5, 0.5, 24)
     angles = angle + turn * steps + 0.25 * np.sin(steps * rng.uniform(4, 9))
     points = np.cumsum(np.stack([np.cos(angles), np.sin(angles)], 1) * length / 24, 0)
-    return np.rint(points - points[12] + (x, y)).astype(np.int32)
+    return np.rint(points - points[12] + (middle_x, middle_y)).astype(np.int32)
 
 
 def _apply_folds(stains: StainAmounts, fold_mask: Mask, shift_px: tuple[int, int]) -> StainAmounts:
     """Return the stain amounts with a second layer of tissue in the folds.
 
-    The second layer is mostly the tissue at a distance of `shift_px` (x, y).
+    The amounts of the second layer are 75% of those of the tissue that is shifted by `shift_px` (x, y) into the fold,
+    plus 25% of those of the first layer.
     """
     height, width = stains.eosin.shape
     weight = resize_field(cv2.GaussianBlur(fold_mask.astype(np.float32), (0, 0), 1.0), (height, width))

@@ -29,7 +29,7 @@ from tapfm.synthetic.nuclei import ENDOTHELIAL, EPITHELIAL, LYMPHOCYTE, STROMAL,
 Outline: TypeAlias = Literal["resection", "chips", "cores"]  # one large piece, several small pieces, needle cores
 
 MAP_MPP = 1.0  # um per pixel of the masks and maps of a section
-_MAX_FOCI_FRACTION = 0.9  # maximum fraction of the epithelium for all foci together
+_MAX_FOCI_FRACTION_OF_EPITHELIUM = 0.9  # of all foci together
 _MIN_LUMEN_UM2, _MAX_LUMEN_UM2 = 180, 30_000
 _MARGIN_FRACTION = 0.06  # mean width of the glass along the edges of the slide, as a fraction of its shorter side
 
@@ -48,11 +48,11 @@ class Compartment(IntEnum):
 
 @dataclass(frozen=True)
 class Focus:
-    """One or two regions of the epithelium with nuclei of another kind."""
+    """Part of the epithelium (one or two regions) with the nuclei of a target or lookalike."""
 
     name: str  # of the target or lookalike
     kind: NucleusKind
-    fraction: float  # of the epithelium, before the limit of _MAX_FOCI_FRACTION
+    fraction_of_epithelium: float  # before the limit of _MAX_FOCI_FRACTION_OF_EPITHELIUM
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class SectionSpec:
     lumen_probability: float = 0.5  # probability that the inside of a nest of epithelium is a lumen
     fat_fraction: float = 0.06
     lymphoid_fraction: float = 0.04
-    inflammation: float = 0.15  # fraction of the stroma with clusters of lymphocytes
+    inflamed_stroma_fraction: float = 0.15  # fraction of the stroma with clusters of lymphocytes
     nuclear_scale: float = 1.0  # factor of the size and spacing of epithelial nuclei, including those of foci
-    spacing_scale: float = 1.0  # additional factor of the spacing of epithelial nuclei, including those of foci
+    extra_nuclear_spacing_scale: float = 1.0  # additional factor of the spacing of these nuclei
     foci: tuple[Focus, ...] = ()
 
 
@@ -79,10 +79,10 @@ class TissueSection:
 
     spec: SectionSpec
     compartments: npt.NDArray[np.uint8]  # values of Compartment
-    focus_map: npt.NDArray[np.uint8]  # 0: no focus; otherwise 1 + the index in `spec.foci`
-    along: Float32Array  # coordinate of each pixel along the fibres of the stroma, in pixels
-    across: Float32Array  # coordinate of each pixel across the fibres of the stroma, in pixels
-    vessel_wall_distance_um: Float32Array  # distance of each pixel inside a vessel to its wall; 0 outside vessels
+    foci_map: npt.NDArray[np.uint8]  # 0: no focus; otherwise 1 + the index in `spec.foci`
+    along_fibres_px: Float32Array  # coordinate of each pixel along the fibres of the stroma
+    across_fibres_px: Float32Array  # coordinate of each pixel across the fibres of the stroma
+    depth_in_vessel_um: Float32Array  # distance of each pixel inside a vessel to its wall; 0 outside vessels
     fat_walls: Mask  # walls of fat cells
     nuclei: tuple[Nuclei, ...]  # one entry per group, such as a compartment or a focus
 
@@ -126,15 +126,17 @@ def generate_section(spec: SectionSpec, *rng_key: int | str) -> TissueSection:
     ):
         compartments[mask] = compartment
 
-    along, across = fibre_coordinates(make_rng(*rng_key, "fibres"), shape_hw, bend_px=38, wavelength_px=260)
-    focus_map = _place_foci(make_rng(*rng_key, "foci"), compartments == Compartment.EPITHELIUM, spec.foci)
-    nuclei = _place_nuclei(compartments, focus_map, across, spec, *rng_key, "nuclei")
+    along_fibres_px, across_fibres_px = fibre_coordinates(
+        make_rng(*rng_key, "fibres"), shape_hw, bend_px=38, wavelength_px=260
+    )
+    foci_map = _place_foci(make_rng(*rng_key, "foci"), compartments == Compartment.EPITHELIUM, spec.foci)
+    nuclei = _place_nuclei(compartments, foci_map, across_fibres_px, spec, *rng_key, "nuclei")
     return TissueSection(
         spec,
         compartments,
-        focus_map,
-        along,
-        across,
+        foci_map,
+        along_fibres_px,
+        across_fibres_px,
         distance_inside(vessels),
         _draw_fat_walls(make_rng(*rng_key, "fat"), fat),
         nuclei,
@@ -142,7 +144,10 @@ def generate_section(spec: SectionSpec, *rng_key: int | str) -> TissueSection:
 
 
 def _select_highest(field: Float32Array, within: Mask, area_px: float) -> Mask:
-    """Return a mask of the `area_px` pixels of `within` with the highest values in `field`, or of all of `within`."""
+    """Return a mask of the `area_px` pixels of `within` that have the highest values in `field`.
+
+    If `within` has fewer pixels, return a mask of all its pixels.
+    """
     values = field[within]
     count = min(int(area_px), len(values))
     if count <= 0:
@@ -168,7 +173,7 @@ def _remove_small_components(mask: Mask, min_px: int) -> Mask:
 
 
 def _generate_tissue_mask(rng: np.random.Generator, shape_hw: Shape, spec: SectionSpec) -> Mask:
-    """Return a tissue mask with irregular edges; `Outline` describes its pieces."""
+    """Return a tissue mask with irregular edges. `spec.outline` determines the number and shape of its pieces."""
     height, width = shape_hw
     y, x = np.mgrid[0:height, 0:width].astype(np.float32)
     # Each piece is an ellipse: centre x and y in pixels, half axes as fractions of width and height, angle in radians.
@@ -226,23 +231,24 @@ def _draw_vessels(rng: np.random.Generator, stroma: Mask, tissue_area_px: int) -
 
 
 def _place_foci(rng: np.random.Generator, epithelium: Mask, foci: Sequence[Focus]) -> npt.NDArray[np.uint8]:
-    """Place each focus in one or two regions of the epithelium; return `TissueSection.focus_map`.
+    """Place each focus in one or two regions of the epithelium; return `TissueSection.foci_map`.
 
-    All foci are made smaller in proportion if their fractions add up to more than _MAX_FOCI_FRACTION.
+    All foci are made smaller in proportion if their fractions add up to more than _MAX_FOCI_FRACTION_OF_EPITHELIUM.
     """
-    focus_map = np.zeros(epithelium.shape, np.uint8)
-    area = epithelium.sum() * min(1, _MAX_FOCI_FRACTION / max(sum(focus.fraction for focus in foci), 1e-9))
+    foci_map = np.zeros(epithelium.shape, np.uint8)
+    total_fraction = sum(focus.fraction_of_epithelium for focus in foci)
+    area = epithelium.sum() * min(1, _MAX_FOCI_FRACTION_OF_EPITHELIUM / max(total_fraction, 1e-9))
     y, x = np.mgrid[0 : epithelium.shape[0], 0 : epithelium.shape[1]].astype(np.float32)
     for index, focus in enumerate(foci):
-        free = epithelium & (focus_map == 0)
+        free = epithelium & (foci_map == 0)
         rows, columns = np.nonzero(free)
         nearness = np.full(epithelium.shape, -np.inf, np.float32)
         for _ in range(int(rng.integers(1, 3))):
             chosen = int(rng.integers(len(rows)))
             np.maximum(nearness, -np.hypot(x - columns[chosen], y - rows[chosen]), out=nearness)
         nearness += 35 * sample_smooth_noise(rng, epithelium.shape, 150)
-        focus_map[_select_highest(nearness, free, max(focus.fraction * area, 1))] = index + 1
-    return focus_map
+        foci_map[_select_highest(nearness, free, max(focus.fraction_of_epithelium * area, 1))] = index + 1
+    return foci_map
 
 
 def _sample_points(rng: np.random.Generator, shape_hw: Shape, spacing_um: float) -> tuple[Float32Array, Float32Array]:
@@ -260,12 +266,15 @@ def _sample_points(rng: np.random.Generator, shape_hw: Shape, spacing_um: float)
 def _draw_fat_walls(rng: np.random.Generator, fat: Mask, spacing_um: float = 62.0) -> Mask:
     """Return a mask of the walls of fat cells. Walls are thicker where three cells meet, so that cells are round."""
     x, y = _sample_points(rng, fat.shape, spacing_um)
-    from_border = distance_inside(~draw_cell_borders(x, y, fat.shape))
+    from_border = distance_inside(~draw_voronoi_borders(x, y, fat.shape))
     return fat & (cv2.GaussianBlur(from_border, (0, 0), 4.0) < 3.32)
 
 
-def draw_cell_borders(x_um: Float32Array, y_um: Float32Array, shape_hw: Shape) -> Mask:
-    """Return a mask of the borders between the Voronoi cells of the points (x_um, y_um)."""
+def draw_voronoi_borders(x_um: Float32Array, y_um: Float32Array, shape_hw: Shape) -> Mask:
+    """Return a mask of the borders between the Voronoi cells of the points (x_um, y_um).
+
+    The mask has `shape_hw` pixels, and MAP_MPP microns per pixel.
+    """
     empty = np.ones(shape_hw, np.uint8)
     empty[(y_um / MAP_MPP).astype(int), (x_um / MAP_MPP).astype(int)] = 0
     if empty.all():
@@ -279,15 +288,15 @@ def draw_cell_borders(x_um: Float32Array, y_um: Float32Array, shape_hw: Shape) -
 
 def _place_nuclei(
     compartments: npt.NDArray[np.uint8],
-    focus_map: npt.NDArray[np.uint8],
-    across: Float32Array,
+    foci_map: npt.NDArray[np.uint8],
+    across_fibres_px: Float32Array,
     spec: SectionSpec,
     *rng_key: int | str,
 ) -> tuple[Nuclei, ...]:
     """Place the nuclei of each compartment and focus.
 
     Each group of nuclei has a separate random stream, so that a focus does not change the nuclei outside the focus. The
-    stream has the name of the group, which must not change.
+    names of the groups must not change, because they are part of the keys of these streams.
     """
     off_edge = (
         distance_inside(compartments != Compartment.GLASS) > 4
@@ -297,42 +306,42 @@ def _place_nuclei(
     # `depth`, `from_lumen` and `from_wall` are distances in pixels; the directions are angles in radians
     depth = distance_inside(epithelium | (compartments == Compartment.LUMEN))
     from_lumen = distance_inside(compartments != Compartment.LUMEN)
-    inwards = _gradient_angle(cv2.GaussianBlur(depth, (0, 0), 3.0))
-    along_fibres = _gradient_angle(across) + np.float32(np.pi / 2)
+    inward_direction = _gradient_angle(cv2.GaussianBlur(depth, (0, 0), 3.0))
+    fibre_direction = _gradient_angle(across_fibres_px) + np.float32(np.pi / 2)
     from_wall = distance_inside(vessel)
-    along_wall = _gradient_angle(from_wall) + np.float32(np.pi / 2)
+    wall_direction = _gradient_angle(from_wall) + np.float32(np.pi / 2)
     # glandular cells have their nucleus on the side of the stroma; there is only cytoplasm near the lumen
     epithelial = off_edge & epithelium & (depth > 3.5) & (from_lumen > 8)
     lymphocyte_density = sample_rough_noise(make_rng(*rng_key, "swarms"), stroma.shape, 120, 2)
-    lymphocyte_clusters = _select_highest(lymphocyte_density, stroma, spec.inflammation * stroma.sum())
+    lymphocyte_clusters = _select_highest(lymphocyte_density, stroma, spec.inflamed_stroma_fraction * stroma.sum())
 
-    def place(name: str, kind: NucleusKind, mask: Mask, direction: Float32Array, keep_fraction: float) -> Nuclei:
-        return _fill_with_nuclei(make_rng(*rng_key, name), name, kind, mask, direction, keep_fraction)
+    def place(group: str, kind: NucleusKind, mask: Mask, direction: Float32Array, keep_fraction: float) -> Nuclei:
+        return _fill_with_nuclei(make_rng(*rng_key, group), group, kind, mask, direction, keep_fraction)
 
     kinds = [("epithelium", EPITHELIAL), *((each.name, each.kind) for each in spec.foci)]
     nuclei = []
-    for number, (name, kind) in enumerate(kinds):
-        scaled = _scale_kind(kind, spec.nuclear_scale, spec.spacing_scale)
+    for number, (group, kind) in enumerate(kinds):
+        scaled = _scale_nucleus_kind(kind, spec.nuclear_scale, spec.extra_nuclear_spacing_scale)
         # spindle-shaped nuclei lie along the fibres of the stroma, other nuclei point to the middle of their nest
-        direction = along_fibres if kind.length_um > 2 * kind.width_um else inwards
-        nuclei.append(place(name, scaled, epithelial & (focus_map == number), direction, 0.94))
+        direction = fibre_direction if kind.length_um > 2 * kind.width_um else inward_direction
+        nuclei.append(place(group, scaled, epithelial & (foci_map == number), direction, 0.94))
     nuclei += [
-        place("stroma", STROMAL, stroma, along_fibres, 0.7),
-        place("lymphoid", LYMPHOCYTE, lymphoid & off_edge, along_fibres, 0.86),
-        place("single lymphocytes", LYMPHOCYTE, stroma, along_fibres, 0.05),
-        place("lymphocytes in swarms", LYMPHOCYTE, lymphocyte_clusters, along_fibres, 0.42),
-        place("vessel", ENDOTHELIAL, vessel & (from_wall < 2.5), along_wall, 1.0),
+        place("stroma", STROMAL, stroma, fibre_direction, 0.7),
+        place("lymphoid", LYMPHOCYTE, lymphoid & off_edge, fibre_direction, 0.86),
+        place("single lymphocytes", LYMPHOCYTE, stroma, fibre_direction, 0.05),
+        place("lymphocytes in swarms", LYMPHOCYTE, lymphocyte_clusters, fibre_direction, 0.42),
+        place("vessel", ENDOTHELIAL, vessel & (from_wall < 2.5), wall_direction, 1.0),
     ]
     return tuple(each for each in nuclei if len(each))
 
 
-def _scale_kind(kind: NucleusKind, scale: float, spacing_scale: float) -> NucleusKind:
-    """Scale the size and spacing of nuclei by `scale`, and the spacing additionally by `spacing_scale`."""
+def _scale_nucleus_kind(kind: NucleusKind, scale: float, extra_spacing_scale: float) -> NucleusKind:
+    """Scale the size and spacing of nuclei by `scale`, and their spacing additionally by `extra_spacing_scale`."""
     return replace(
         kind,
         length_um=kind.length_um * scale,
         width_um=kind.width_um * scale,
-        spacing_um=kind.spacing_um * scale * spacing_scale,
+        spacing_um=kind.spacing_um * scale * extra_spacing_scale,
     )
 
 
@@ -344,7 +353,7 @@ def _gradient_angle(field: Float32Array) -> Float32Array:
 
 def _fill_with_nuclei(
     rng: np.random.Generator,
-    name: str,
+    group: str,
     kind: NucleusKind,
     mask: Mask,
     direction: Float32Array,
@@ -352,19 +361,19 @@ def _fill_with_nuclei(
 ) -> Nuclei:
     """Fill a mask with nuclei of one kind.
 
-    name: name of this group of nuclei.
+    group: name of this group of nuclei, see `Nuclei`.
     direction: local direction of the tissue at each pixel of the section, in radians.
     keep_fraction: fraction of the positions that get a nucleus.
     """
     x, y = _sample_points(rng, mask.shape, kind.spacing_um)
-    count, spread = len(x), kind.size_spread
+    count, spread = len(x), kind.relative_size_sd
     # sampled for all positions before the mask is applied, so that the mask does not change the nuclei that remain
     chance, rotation = rng.random(count), rng.uniform(-np.pi / 2, np.pi / 2, count)
     size = np.clip(rng.normal(1, spread, count), 1 - 3 * spread, 1 + 3 * spread)
     ratio = np.clip(rng.normal(1, 0.08, count), 0.8, 1.2)
-    paired = rng.random(count) < kind.paired
+    paired = rng.random(count) < kind.paired_fraction
     rows, columns = (y / MAP_MPP).astype(int), (x / MAP_MPP).astype(int)
-    angle = direction[rows, columns] + (1 - kind.aligned) * rotation
+    angle = direction[rows, columns] + (1 - kind.alignment) * rotation
     kept = mask[rows, columns] & (chance < keep_fraction)
     x, y, angle, paired = x[kept], y[kept], angle[kept], paired[kept]
     length, width = (kind.length_um * size * ratio)[kept], (kind.width_um * size / ratio)[kept]
@@ -375,4 +384,4 @@ def _fill_with_nuclei(
         y = np.concatenate([y - paired * shift_y, (y + shift_y)[paired]])
         length, width, angle = (np.concatenate([each, each[paired]]) for each in (length, width, angle))
     x, y, length, width, angle = (each.astype(np.float32) for each in (x, y, length, width, angle))
-    return Nuclei(name, kind, x, y, length, width, angle)
+    return Nuclei(group, kind, x, y, length, width, angle)

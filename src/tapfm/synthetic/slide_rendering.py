@@ -26,5 +26,5 @@ def render_slide(slide: PlannedSlide) -> SyntheticSlide:
     scan = scan_section(stains, section.tissue, slide.staining, slide.scanner, slide.artefacts, *slide.rng_key)
     height, width = scan.pixels.shape[:2]
     focus_names = tuple(focus.name for focus in slide.section.foci)
-    truth = SlideTruth(section.compartments, section.focus_map, focus_names, width, height, slide.scanner.mpp)
+    truth = SlideTruth(section.compartments, section.foci_map, focus_names, width, height, slide.scanner.mpp)
     return SyntheticSlide(scan, truth)

@@ -16,15 +16,15 @@ from tapfm.synthetic.fields import (
     Noise,
     Shape,
     enlarge_rows,
+    linear_ramp,
     make_noise,
     render_fibres,
     resize_field,
     sample_rough_noise,
     sample_smooth_noise,
-    soft_step,
 )
 from tapfm.synthetic.nuclei import composite_nuclei, render_nuclei
-from tapfm.synthetic.section import MAP_MPP, Compartment, TissueSection, draw_cell_borders
+from tapfm.synthetic.section import MAP_MPP, Compartment, TissueSection, draw_voronoi_borders
 
 # Function that resizes a map of the section from MAP_MPP to _TEXTURE_MPP and returns the rows to render.
 _ResampleRows: TypeAlias = Callable[[Float32Array], Float32Array]
@@ -49,32 +49,35 @@ class StainAmounts(NamedTuple):
 
 @dataclass(frozen=True)
 class _Textures:
-    """Textures of everything but the nuclei: `grain` has _TEXTURE_MPP microns per pixel, the other maps MAP_MPP."""
+    """Textures of everything but the nuclei.
+
+    `grain` is noise at _TEXTURE_MPP microns per pixel. The maps of the section have MAP_MPP microns per pixel.
+    """
 
     grain: Noise  # fine noise, in most compartments
     clouds: Float32Array  # coarse noise in epithelium, lumen and lymphoid tissue
     thick_fibres: Float32Array  # noise that `render_fibres` stretches; not a map of the section
     fine_fibres: Float32Array  # like `thick_fibres`, for fine fibres
-    looseness: Float32Array  # noise; where it is high, the stroma has more clefts
-    ripple: Float32Array  # shift of the stroma fibres across their direction, in pixels
+    stroma_looseness: Float32Array  # noise; where it is high, the stroma has more clefts
+    fibre_ripple_px: Float32Array  # shift of the stroma fibres across their direction, in pixels
     secretion: Float32Array  # amount of secretion in lumens, 0 to 1
     thickness: Float32Array  # thickness of the section, relative to its mean
     cell_borders: Float32Array  # blurred mask (0 to 1) of the borders between epithelial cells
     fat_walls: Float32Array  # blurred mask of the walls of fat cells
     near_lumen: Float32Array  # blurred mask of the lumens
-    cover: Mapping[Compartment, Float32Array]  # blurred mask of each compartment except glass
+    compartment_masks: Mapping[Compartment, Float32Array]  # blurred mask of each compartment except glass
 
 
 def render_stains(section: TissueSection, mpp: float, *rng_key: int | str) -> StainAmounts:
     """Render the stain amounts of a section at `mpp`; the same arguments give the same stain amounts."""
     spec = section.spec
-    background_hw = round(spec.height_um / _TEXTURE_MPP), round(spec.width_um / _TEXTURE_MPP)
+    texture_hw = round(spec.height_um / _TEXTURE_MPP), round(spec.width_um / _TEXTURE_MPP)
     shape_hw = round(spec.height_um / mpp), round(spec.width_um / mpp)
-    textures = _make_textures(make_rng(*rng_key, "texture"), section, background_hw)
-    haematoxylin, eosin = np.empty(background_hw, np.float32), np.empty(background_hw, np.float32)
-    for top in range(0, background_hw[0], _STRIP_PX):
-        rows = np.s_[top : min(top + _STRIP_PX, background_hw[0])]
-        haematoxylin[rows], eosin[rows] = _render_background(section, textures, rows, background_hw[1])
+    textures = _make_textures(make_rng(*rng_key, "texture"), section, texture_hw)
+    haematoxylin, eosin = np.empty(texture_hw, np.float32), np.empty(texture_hw, np.float32)
+    for top in range(0, texture_hw[0], _STRIP_PX):
+        rows = np.s_[top : min(top + _STRIP_PX, texture_hw[0])]
+        haematoxylin[rows], eosin[rows] = _render_compartments(section, textures, rows, texture_hw[1])
     blood = _render_red_cells(make_rng(*rng_key, "blood"), section)
     stains = StainAmounts(
         resize_field(haematoxylin, shape_hw), resize_field(eosin, shape_hw), resize_field(blood, shape_hw)
@@ -82,26 +85,26 @@ def render_stains(section: TissueSection, mpp: float, *rng_key: int | str) -> St
     for nuclei in section.nuclei:
         for start in range(0, len(nuclei), _NUCLEI_PER_BATCH):
             batch = nuclei[start : start + _NUCLEI_PER_BATCH]
-            cover, density = render_nuclei(make_rng(*rng_key, "nuclei", nuclei.name, start), batch, mpp)
+            cover, density = render_nuclei(make_rng(*rng_key, "nuclei", nuclei.group, start), batch, mpp)
             composite_nuclei(stains.haematoxylin, stains.eosin, batch, cover, density, mpp, eosin_fraction=0.7)
     return stains
 
 
-def _make_textures(rng: np.random.Generator, section: TissueSection, background_hw: Shape) -> _Textures:
+def _make_textures(rng: np.random.Generator, section: TissueSection, texture_hw: Shape) -> _Textures:
     map_hw = section.compartments.shape
     return _Textures(
-        grain=make_noise(rng, background_hw, 1.9 / _TEXTURE_MPP),
+        grain=make_noise(rng, texture_hw, 1.9 / _TEXTURE_MPP),
         clouds=sample_rough_noise(rng, map_hw, 24, 3),
         thick_fibres=sample_smooth_noise(rng, (512, 512), 4.0),
         fine_fibres=sample_smooth_noise(rng, (512, 512), 4.0),
-        looseness=sample_rough_noise(rng, map_hw, 180, 2),
-        ripple=2.6 * sample_smooth_noise(rng, map_hw, 26) + 1.3 * sample_smooth_noise(rng, map_hw, 9),
-        secretion=soft_step(sample_rough_noise(rng, map_hw, 90, 4, 0.6) - 1.1, 1.8),
+        stroma_looseness=sample_rough_noise(rng, map_hw, 180, 2),
+        fibre_ripple_px=2.6 * sample_smooth_noise(rng, map_hw, 26) + 1.3 * sample_smooth_noise(rng, map_hw, 9),
+        secretion=linear_ramp(sample_rough_noise(rng, map_hw, 90, 4, 0.6) - 1.1, 1.8),
         thickness=1 + 0.07 * sample_smooth_noise(rng, map_hw, 350),
         cell_borders=_blur_mask(_draw_epithelial_cell_borders(section), 0.7),
         fat_walls=_blur_mask(section.fat_walls, 0.9),
         near_lumen=_blur_mask(section.compartments == Compartment.LUMEN, 2.0),
-        cover={
+        compartment_masks={
             each: _blur_mask(section.compartments == each, 0.9) for each in Compartment if each is not Compartment.GLASS
         },
     )
@@ -113,93 +116,94 @@ def _blur_mask(mask: Mask, blur_px: float) -> Float32Array:
 
 def _draw_epithelial_cell_borders(section: TissueSection) -> Mask:
     epithelial = {"epithelium", *(focus.name for focus in section.spec.foci)}
-    cells = [each for each in section.nuclei if each.name in epithelial]
+    cells = [each for each in section.nuclei if each.group in epithelial]
     if not cells:
         return np.zeros(section.compartments.shape, bool)
     x_um, y_um = np.concatenate([each.x_um for each in cells]), np.concatenate([each.y_um for each in cells])
-    return draw_cell_borders(x_um, y_um, section.compartments.shape)
+    return draw_voronoi_borders(x_um, y_um, section.compartments.shape)
 
 
-def _render_background(section: TissueSection, textures: _Textures, rows: slice, width: int) -> _HaematoxylinAndEosin:
+def _render_compartments(section: TissueSection, textures: _Textures, rows: slice, width: int) -> _HaematoxylinAndEosin:
     """Render the haematoxylin and eosin of some rows of the section at _TEXTURE_MPP, without nuclei and blood."""
 
-    def resample(field: Float32Array) -> Float32Array:
-        return enlarge_rows(field, _TEXTURE_SCALE, rows.start, rows.stop, width)
+    def resample_rows(section_map: Float32Array) -> Float32Array:
+        return enlarge_rows(section_map, _TEXTURE_SCALE, rows.start, rows.stop, width)
 
     haematoxylin = np.zeros((rows.stop - rows.start, width), np.float32)
     eosin = np.zeros_like(haematoxylin)
-    grain = textures.grain.render_rows(rows.start, rows.stop, width)
+    grain_rows = textures.grain.render_rows(rows.start, rows.stop, width)
     for compartment, render in _COMPARTMENT_RENDERERS.items():
-        cover = resample(textures.cover[compartment])
+        cover = resample_rows(textures.compartment_masks[compartment])
         if cover.any():
-            h, e = render(section, textures, grain, resample)
+            h, e = render(section, textures, grain_rows, resample_rows)
             haematoxylin += cover * np.maximum(h, 0)
             eosin += cover * np.maximum(e, 0)
-    thickness = resample(textures.thickness)
+    thickness = resample_rows(textures.thickness)
     return haematoxylin * thickness, eosin * thickness
 
 
-# Each of the next six functions renders some rows as if they consisted of one compartment only. `grain` contains the
+# Each of the next six functions renders some rows as if they consisted of one compartment only. `grain_rows` are the
 # same rows of `textures.grain`.
 
 
 def _render_stroma(
-    section: TissueSection, textures: _Textures, grain: Float32Array, resample: _ResampleRows
+    section: TissueSection, textures: _Textures, grain_rows: Float32Array, resample_rows: _ResampleRows
 ) -> _HaematoxylinAndEosin:
     """Render collagen: wavy fibres with clefts between them, of varying density."""
-    along, across = resample(section.along), resample(section.across + textures.ripple)
+    along = resample_rows(section.along_fibres_px)
+    across = resample_rows(section.across_fibres_px + textures.fibre_ripple_px)
     thick = render_fibres(textures.thick_fibres, along, across, 46, 7.5)
     fine = render_fibres(textures.fine_fibres, along, across, 15, 1.9)
-    solid = soft_step(0.8 * thick + 0.75 * fine - 0.5 * resample(textures.looseness) + 0.85, 1.3)
-    eosin = (0.56 + 0.10 * thick + 0.14 * fine + 0.10 * grain) * (0.2 + 0.8 * solid)
-    return 0.07 + 0.04 * thick + 0.03 * fine + 0.03 * grain, eosin
+    solid = linear_ramp(0.8 * thick + 0.75 * fine - 0.5 * resample_rows(textures.stroma_looseness) + 0.85, 1.3)
+    eosin = (0.56 + 0.10 * thick + 0.14 * fine + 0.10 * grain_rows) * (0.2 + 0.8 * solid)
+    return 0.07 + 0.04 * thick + 0.03 * fine + 0.03 * grain_rows, eosin
 
 
 def _render_epithelium(
-    _: TissueSection, textures: _Textures, grain: Float32Array, resample: _ResampleRows
+    _: TissueSection, textures: _Textures, grain_rows: Float32Array, resample_rows: _ResampleRows
 ) -> _HaematoxylinAndEosin:
     """Render cytoplasm with faint cell borders, denser near a lumen."""
-    clouds = resample(textures.clouds)
+    clouds = resample_rows(textures.clouds)
     eosin = (
         0.46
         + 0.09 * clouds
-        + 0.06 * grain
-        + 0.2 * resample(textures.cell_borders)
-        + 0.35 * resample(textures.near_lumen)
+        + 0.06 * grain_rows
+        + 0.2 * resample_rows(textures.cell_borders)
+        + 0.35 * resample_rows(textures.near_lumen)
     )
-    return 0.27 + 0.05 * clouds + 0.04 * grain, eosin
+    return 0.27 + 0.05 * clouds + 0.04 * grain_rows, eosin
 
 
 def _render_lumen(
-    _: TissueSection, textures: _Textures, __: Float32Array, resample: _ResampleRows
+    _: TissueSection, textures: _Textures, __: Float32Array, resample_rows: _ResampleRows
 ) -> _HaematoxylinAndEosin:
     """Render a mostly empty lumen with some secretion."""
-    secretion = resample(textures.secretion)
-    return 0.01 + 0.06 * secretion, (0.24 + 0.07 * resample(textures.clouds)) * secretion
+    secretion = resample_rows(textures.secretion)
+    return 0.01 + 0.06 * secretion, (0.24 + 0.07 * resample_rows(textures.clouds)) * secretion
 
 
 def _render_fat(
-    _: TissueSection, textures: _Textures, grain: Float32Array, resample: _ResampleRows
+    _: TissueSection, textures: _Textures, grain_rows: Float32Array, resample_rows: _ResampleRows
 ) -> _HaematoxylinAndEosin:
     """Render empty fat cells with thin walls."""
-    walls = resample(textures.fat_walls)
-    return 0.1 * walls, np.clip(1.5 * walls, 0, 0.6) * (1 + 0.2 * grain)
+    walls = resample_rows(textures.fat_walls)
+    return 0.1 * walls, np.clip(1.5 * walls, 0, 0.6) * (1 + 0.2 * grain_rows)
 
 
 def _render_lymphoid(
-    _: TissueSection, textures: _Textures, grain: Float32Array, resample: _ResampleRows
+    _: TissueSection, textures: _Textures, grain_rows: Float32Array, resample_rows: _ResampleRows
 ) -> _HaematoxylinAndEosin:
-    """Render the thin background between lymphocytes."""
-    clouds = resample(textures.clouds)
-    return 0.10 + 0.03 * clouds, 0.34 + 0.09 * clouds + 0.06 * grain
+    """Render the pale tissue between lymphocytes."""
+    clouds = resample_rows(textures.clouds)
+    return 0.10 + 0.03 * clouds, 0.34 + 0.09 * clouds + 0.06 * grain_rows
 
 
 def _render_vessel(
-    section: TissueSection, _: _Textures, grain: Float32Array, resample: _ResampleRows
+    section: TissueSection, _: _Textures, grain_rows: Float32Array, resample_rows: _ResampleRows
 ) -> _HaematoxylinAndEosin:
     """Render a thin vessel wall around a clear lumen."""
-    wall = soft_step(3.2 - resample(section.vessel_wall_distance_um), 1.2)
-    return 0.08 * wall, (0.5 + 0.1 * grain) * wall
+    wall = linear_ramp(3.2 - resample_rows(section.depth_in_vessel_um), 1.2)
+    return 0.08 * wall, (0.5 + 0.1 * grain_rows) * wall
 
 
 _COMPARTMENT_RENDERERS: Mapping[
@@ -218,7 +222,7 @@ def _render_red_cells(rng: np.random.Generator, section: TissueSection) -> Float
     """Render red blood cells, discs with a diameter of about 5.5 um, in some of the vessels, at _TEXTURE_MPP."""
     plane = np.zeros([round(side * MAP_MPP / _TEXTURE_MPP) for side in section.compartments.shape], np.uint8)
     rows, columns = np.nonzero(
-        (section.vessel_wall_distance_um > 3.5) & (sample_smooth_noise(rng, section.compartments.shape, 150) > 0)
+        (section.depth_in_vessel_um > 3.5) & (sample_smooth_noise(rng, section.compartments.shape, 150) > 0)
     )
     if len(rows):
         chosen = rng.choice(len(rows), size=max(1, len(rows) // 28), replace=False)

@@ -41,11 +41,11 @@ class SlideTruth:
     """Compartment and focus at each position of a slide. Both maps cover the slide at MAP_MPP microns per pixel."""
 
     compartments: npt.NDArray[np.uint8]  # values of Compartment
-    focus_map: npt.NDArray[np.uint8]  # 0: no focus; otherwise 1 + the index in `focus_names`
+    foci_map: npt.NDArray[np.uint8]  # 0: no focus; otherwise 1 + the index in `focus_names`
     focus_names: tuple[str, ...]  # positive targets first, then lookalikes
     width_px0: int  # width of the slide
     height_px0: int  # height of the slide
-    mpp: float  # microns per pixel of level 0
+    slide_mpp: float  # microns per pixel of level 0
 
     @property
     def tissue(self) -> Mask:
@@ -57,11 +57,11 @@ class SlideTruth:
         """Mask of the epithelium, which includes all foci."""
         return np.asarray(self.compartments == Compartment.EPITHELIUM)
 
-    def default_grid(self) -> tuple[Positions, int]:
+    def default_tile_grid(self) -> tuple[Positions, int]:
         """Return positions and side (level-0 pixels) of the tiles of the default grid: 224 px at 0.5 um per pixel."""
         spec = TileSpec()
         whole = Box(0, 0, self.width_px0, self.height_px0)
-        return tile_grid(whole, spec, self.mpp), spec.side_px0(self.mpp)
+        return tile_grid(whole, spec, self.slide_mpp), spec.side_px0(self.slide_mpp)
 
     def coverage(self, mask: Mask, positions: Positions, side_px0: int) -> npt.NDArray[np.float64]:
         """Return the fraction of each tile that a mask of this slide covers."""
@@ -71,18 +71,17 @@ class SlideTruth:
         """Return the fraction of each tile that the focus of a target covers; 0 if the target is negative."""
         if target not in self.focus_names:
             return np.zeros(len(positions))
-        return self.coverage(np.asarray(self.focus_map == self.focus_names.index(target) + 1), positions, side_px0)
+        return self.coverage(np.asarray(self.foci_map == self.focus_names.index(target) + 1), positions, side_px0)
 
     def make_placeholder_thumbnail(self, mask: Mask) -> Thumbnail:
-        """Return a thumbnail without an image, to map mask pixels to level-0 coordinates."""
+        """Return an all-black thumbnail of the size of a mask, to map mask pixels to level-0 coordinates."""
         return Thumbnail(np.broadcast_to(np.uint8(0), (*mask.shape, 3)), Box(0, 0, self.width_px0, self.height_px0))
 
 
 def encode_truth_image(truth: SlideTruth) -> bytes:
     """Encode compartments and foci as a PNG file with a colour palette: the truth image, `truth/ID.png`."""
-    values = np.where(
-        truth.focus_map > 0, truth.focus_map + np.uint8(_FIRST_FOCUS_VALUE - 1), truth.compartments
-    ).astype(np.uint8)
+    focus_values = truth.foci_map + np.uint8(_FIRST_FOCUS_VALUE - 1)
+    values = np.where(truth.foci_map > 0, focus_values, truth.compartments).astype(np.uint8)
     image = Image.fromarray(values, mode="P")
     palette = np.full((256, 3), 255, np.uint8)
     palette[: len(_COMPARTMENT_COLOURS)] = list(_COMPARTMENT_COLOURS.values())
@@ -98,7 +97,7 @@ def truth_metadata(truth: SlideTruth) -> dict[str, object]:
     return {
         "width_px0": truth.width_px0,
         "height_px0": truth.height_px0,
-        "mpp": truth.mpp,
+        "mpp": truth.slide_mpp,
         "foci": list(truth.focus_names),
         "values": {name: index for index, name in enumerate(_COMPARTMENT_COLOURS)}
         | {name: _FIRST_FOCUS_VALUE + index for index, name in enumerate(truth.focus_names)},
@@ -124,16 +123,16 @@ def read_truth(folder: Path, slide_id: str) -> SlideTruth:
             f"The ground truth of slide {slide_id} in {folder} is damaged ({type(error).__name__}: {error}).",
             hint="Run the same tapfm synth command again; it regenerates damaged files.",
         ) from error
-    focus_map = np.where(values >= _FIRST_FOCUS_VALUE, values - _FIRST_FOCUS_VALUE + 1, 0).astype(np.uint8)
-    compartments = np.where(focus_map > 0, np.uint8(Compartment.EPITHELIUM), values).astype(np.uint8)
-    return SlideTruth(compartments, focus_map, focus_names, *size_and_mpp)
+    foci_map = np.where(values >= _FIRST_FOCUS_VALUE, values - _FIRST_FOCUS_VALUE + 1, 0).astype(np.uint8)
+    compartments = np.where(foci_map > 0, np.uint8(Compartment.EPITHELIUM), values).astype(np.uint8)
+    return SlideTruth(compartments, foci_map, focus_names, *size_and_mpp)
 
 
 def encode_truth_geojson(truth: SlideTruth, artefacts: Mapping[str, Mask], slide_id: str) -> bytes:
     """Encode foci and artefacts as GeoJSON annotations for QuPath. artefacts: masks by name."""
     features = []
     for index, name in enumerate(truth.focus_names):
-        mask = np.asarray(truth.focus_map == index + 1)
+        mask = np.asarray(truth.foci_map == index + 1)
         features += build_qupath_features(
             mask, truth.make_placeholder_thumbnail(mask), (0, 0), slide_id, name, _FOCUS_COLOURS[index]
         )
@@ -144,9 +143,9 @@ def encode_truth_geojson(truth: SlideTruth, artefacts: Mapping[str, Mask], slide
     return json.dumps({"type": "FeatureCollection", "features": features}).encode()
 
 
-def tile_rows(slide_id: str, truth: SlideTruth, targets: Sequence[str]) -> list[list[str]]:
+def tile_coverage_rows(slide_id: str, truth: SlideTruth, targets: Sequence[str]) -> list[list[str]]:
     """Return the rows of `truth/tiles.csv` for one slide: one row for each tile of the default grid."""
-    positions, side_px0 = truth.default_grid()
+    positions, side_px0 = truth.default_tile_grid()
     tissue = truth.coverage(truth.tissue, positions, side_px0)
     signals = [truth.signal_coverage(each, positions, side_px0) for each in targets]
     return [
@@ -156,5 +155,5 @@ def tile_rows(slide_id: str, truth: SlideTruth, targets: Sequence[str]) -> list[
 
 
 def encode_tile_table(rows: Sequence[Sequence[str]], targets: Sequence[str]) -> bytes:
-    """Encode `truth/tiles.csv`: for each tile, the fractions with tissue and with the signal of each target."""
+    """Encode `truth/tiles.csv`: a row per tile, with the fraction that is tissue or has the signal of a target."""
     return csv_text(["slide_id", "x_px0", "y_px0", "side_px0", "tissue", *targets], rows).encode()

@@ -79,7 +79,8 @@ def tile_cohort(
             folder,
             list(jobs),
             TileRecord,
-            unselected_status=("not tiled", "no tiles with these settings"),
+            unselected_status="not tiled",
+            unselected_reason="no tiles with these settings",
             on_save=partial(_write_contact_sheet, folder),
         )
         todo = table.select_remaining_jobs(jobs, only=only, force=force, load_finished=_load_finished_record)

@@ -94,7 +94,7 @@ class TileStream:
         self.waited_s = 0.0
         self._requests, self._allocate = iter(requests), allocate
         self._pool = SlidePool(_MAX_OPEN_SLIDES, _CACHE_BYTES)
-        started = pool.take(workers) if pool is not None else []
+        started = pool.take_workers(workers) if pool is not None else []
         started += [start_worker(serve_requests) for _ in range(workers - len(started))]
         self._reader = _Prefetcher(self._requests, started, prefetch_bytes, allocate) if started else None
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tapfm.errors import InputError
 from tapfm.runtime.options import Argument, Option, command_function, options
-from tapfm.runtime.workers import count_workers
+from tapfm.runtime.workers import choose_worker_count
 from tapfm.workflows.run_file import read_run_config
 from tapfm.workflows.shared_options import SlidesFolder
 
@@ -146,7 +146,7 @@ def bench(options: BenchOptions, console: Console) -> BenchResult:
         BenchSetup(config, device),
         slides,
         list(dict.fromkeys([config.adaptation.scope, *options.scope])),
-        workers=count_workers(workers),
+        workers=choose_worker_count(workers),
         quick=options.quick,
         console=console,
     )

@@ -11,7 +11,7 @@ from rich.console import Console
 from tapfm.errors import InputError
 from tapfm.runtime.messages import format_command
 from tapfm.runtime.options import Argument, Option, command_function, options
-from tapfm.runtime.workers import count_workers
+from tapfm.runtime.workers import choose_worker_count
 from tapfm.workflows.shared_options import AllowFailures, Compile, Device, Only, SlidesFolder, Workers
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class EmbedOptions:
     workers: Workers = None
     allow_failures: AllowFailures = 0
     force: Annotated[
-        bool, Option("Encode all slides again, or keep those with the same settings.", flags="--force/--resume")
+        bool, Option("Encode all slides again, or keep those with the same settings.", flag="--force/--resume")
     ] = False
 
     @property
@@ -127,7 +127,7 @@ def embed(options: EmbedOptions, console: Console) -> EmbedResult:
         EmbeddingSettings(loaded, precision, options.batch, options.compile),
         tile_command=options.tile_command,
         only=options.only or None,
-        workers=count_workers(options.workers),
+        workers=choose_worker_count(options.workers),
         force=options.force,
         console=console,
     )

@@ -28,7 +28,7 @@ class EncodersOptions:
     _: KW_ONLY
     check_weights: Annotated[
         bool,
-        Option("Load the weights (downloaded if necessary), verify them and encode one tile.", flags="--check"),
+        Option("Load the weights (downloaded if necessary), verify them and encode one tile.", flag="--check"),
     ] = False
     weights: Annotated[
         Path | None,

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tapfm.errors import InputError
 from tapfm.runtime.options import Argument, Option, command_function, options
-from tapfm.runtime.workers import count_workers
+from tapfm.runtime.workers import choose_worker_count
 from tapfm.workflows.shared_options import AllowFailures, Device, Resamples, SlidesFolder, Workers
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def evaluate(options: EvaluateOptions, console: Console) -> Evaluation:
         settings,
         options.out,
         device=options.device,
-        workers=count_workers(options.workers),
+        workers=choose_worker_count(options.workers),
         colours=options.colours,
         resume=options.resume,
         console=console,

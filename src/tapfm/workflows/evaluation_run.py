@@ -92,7 +92,7 @@ def run_evaluation(
     ]
     config = model.config
     settings = replace(settings, unit=settings.unit or ("slide" if config is None else config.selection.unit))
-    columns = {name: {slide.row.slide_id: slide.column(name) for slide in data.slides} for name in settings.by}
+    columns = {name: {slide.row.slide_id: slide.column_value(name) for slide in data.slides} for name in settings.by}
     groups, subgroup_notes = build_subgroups(columns)
     description = _describe_evaluation(model, data, settings)
     with lock_folder(folder, "tapfm evaluate"), StopSignalHandler(console.print) as stop:
@@ -137,8 +137,8 @@ def run_evaluation(
 def _describe_evaluation(model: ModelFolder, data: EvaluationSlides, settings: EvaluationSettings) -> dict[str, Any]:
     """Return the content of evaluation.json: the model, the slides and the settings."""
     return {
-        **model.build_metadata(),
-        "cohort": "own" if data.is_training_cohort else "external",
+        **model.build_identifying_metadata(),
+        "cohort": "own" if data.is_run_cohort else "external",
         "table": data.cohort_table.name,
         "table_sha256": file_sha256(data.cohort_table),
         "split": data.split,
@@ -200,7 +200,7 @@ def _format_fixed_value(name: str, description: Mapping[str, Any]) -> str:
 
 def _print_start(model: ModelFolder, data: EvaluationSlides, warnings: Sequence[str], console: Console) -> None:
     """Print the model, the number of slides, and warnings."""
-    source = f"{data.split} split of its own cohort" if data.is_training_cohort else data.cohort_table.name
+    source = f"{data.split} split of its own cohort" if data.is_run_cohort else data.cohort_table.name
     members = f" ({format_count(len(model.members), 'member')})" if model.ensemble else ""
     lines = [
         f"Evaluating the {model.kind} {model.path}{members} for {', '.join(model.targets)} on "

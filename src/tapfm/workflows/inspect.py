@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tapfm.errors import InputError
 from tapfm.runtime.options import Argument, Option, command_function, options
-from tapfm.runtime.workers import count_workers
+from tapfm.runtime.workers import choose_worker_count
 from tapfm.workflows.shared_options import SlidesFolder
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def inspect(options: InspectOptions, console: Console) -> list[InspectedSlide]:
             hint="Edit that table, or pass the folder of its slides instead.",
         )
     rows = collect_slides(options.sources, options.slides)
-    inspections = inspect_slides(rows, count_workers(None), console)
+    inspections = inspect_slides(rows, choose_worker_count(None), console)
     if table is not None:
         write_cohort_table(rows, table)
     return inspections

@@ -14,7 +14,8 @@ def load(folder: str | Path, device: str = "auto") -> SavedModel:
 
     device: auto (the GPU if there is one), cpu, cuda or cuda:1.
     """
-    from tapfm.runs.saved_model import EXPORT_METADATA_FILE, load_export, load_run
+    from tapfm.runs.ensemble import EXPORT_METADATA_FILE
+    from tapfm.runs.saved_model import load_export, load_run
     from tapfm.runtime.devices import choose_device
 
     folder = Path(folder)

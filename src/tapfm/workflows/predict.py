@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tapfm.errors import InputError
 from tapfm.runtime.options import Argument, Option, command_function, options
-from tapfm.runtime.workers import count_workers
+from tapfm.runtime.workers import choose_worker_count
 from tapfm.workflows.shared_options import AllowFailures, Compile, Device, SlidesFolder, Workers
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def predict(options: PredictOptions, console: Console) -> Predictions:
         device=options.device,
         precision=options.precision,
         compiled=options.compile,
-        workers=count_workers(options.workers),
+        workers=choose_worker_count(options.workers),
         resume=options.resume,
         console=console,
     )

@@ -31,7 +31,7 @@ Compile = Annotated[
     bool | None,
     Option(
         "Compile the encoder with torch.compile: the start takes longer, then tiles are encoded faster.",
-        flags="--compile/--no-compile",
+        flag="--compile/--no-compile",
         show_default="on a GPU, if there are enough tiles",
     ),
 ]

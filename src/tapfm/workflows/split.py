@@ -12,7 +12,7 @@ from rich.console import Console
 from tapfm.errors import InputError
 from tapfm.runtime.messages import format_count
 from tapfm.runtime.options import Argument, Option, command_function, options
-from tapfm.runtime.workers import count_workers
+from tapfm.runtime.workers import choose_worker_count
 from tapfm.workflows.shared_options import SlidesFolder
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def split(options: SplitOptions, console: Console) -> SplitResult:
         fractions=options.fractions or _FRACTIONS,
         folds=options.folds,
         seed=options.seed,
-        workers=count_workers(None),
+        workers=choose_worker_count(None),
         console=console,
     )
     for column, split_of_slide in cohort_split.splits.items():

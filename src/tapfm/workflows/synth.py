@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 
 from tapfm.runtime.options import Argument, Option, command_function, options
-from tapfm.runtime.workers import count_workers
+from tapfm.runtime.workers import choose_worker_count
 from tapfm.workflows.shared_options import Workers
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class SynthOptions:
     tiles_per_slide: Annotated[int, Option("Approximate number of tissue tiles per slide.")] = 80
     seed: Annotated[int, Option("Random seed. The same seed generates the same cohort.")] = 0
     workers: Workers = None
-    force: Annotated[bool, Option("Generate all slides again, or keep those that exist.", flags="--force/--resume")] = (
+    force: Annotated[bool, Option("Generate all slides again, or keep those that exist.", flag="--force/--resume")] = (
         False
     )
 
@@ -84,7 +84,7 @@ def synth(options: SynthOptions, console: Console) -> SyntheticCohort:
         options.tiles_per_slide,
         options.seed,
     )
-    workers = count_workers(options.workers)
+    workers = choose_worker_count(options.workers)
     return SyntheticCohort(
         options.out, spec, generate_cohort(spec, options.out, workers=workers, force=options.force, console=console)
     )

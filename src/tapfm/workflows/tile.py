@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tapfm.errors import InputError, UnknownNameError
 from tapfm.runtime.options import Argument, Option, command_function, options
-from tapfm.runtime.workers import count_workers
+from tapfm.runtime.workers import choose_worker_count
 from tapfm.workflows.shared_options import AllowFailures, Only, SlidesFolder, Workers
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class TileOptions:
     workers: Workers = None
     allow_failures: AllowFailures = 0
     force: Annotated[
-        bool, Option("Tile all slides again, or keep those with the same settings.", flags="--force/--resume")
+        bool, Option("Tile all slides again, or keep those with the same settings.", flag="--force/--resume")
     ] = False
 
     def check(self) -> None:
@@ -103,7 +103,7 @@ def tile(options: TileOptions, console: Console) -> SlideTable[TileRecord]:
         only=options.only or None,
         layout=layout,
         tissue=options.tissue_mask,
-        workers=count_workers(options.workers),
+        workers=choose_worker_count(options.workers),
         force=options.force,
         console=console,
     )

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tapfm.errors import InputError
 from tapfm.runtime.options import Option, command_function, options
-from tapfm.runtime.workers import count_workers
+from tapfm.runtime.workers import choose_worker_count
 from tapfm.workflows.run_file import Overrides, RunFile, read_run_config
 
 if TYPE_CHECKING:
@@ -92,6 +92,6 @@ def train(options: TrainOptions, console: Console) -> TrainingResult:
         data,
         options.out,
         resume=options.resume,
-        workers=count_workers(None if workers == "auto" else workers),
+        workers=choose_worker_count(None if workers == "auto" else workers),
         console=console,
     )

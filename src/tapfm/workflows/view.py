@@ -52,7 +52,7 @@ class ViewOptions:
         bool | None,
         Option(
             "Open the page in a browser, or only print its address.",
-            flags="--open/--no-browser",
+            flag="--open/--no-browser",
             show_default="open, if this machine has a desktop",
         ),
     ] = None
