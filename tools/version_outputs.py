@@ -33,6 +33,8 @@ from version_items import Array, Item, Items, Kind
 RENAMED_FILES: tuple[tuple[str, str, str], ...] = (("comparisons/*", "left_out.csv", "excluded.csv"),)
 RENAMED_FIELDS: tuple[tuple[str, str, str], ...] = (
     ("*.toml", "augmentation.quarter_turns", "augmentation.rotate_90"),
+    ("*.toml", "adaptation.cosine", "adaptation.cosine_loss"),
+    ("*excluded.csv", "method", "model"),
     ("*.toml", "machine.read_ahead_gib", "machine.prefetch_gib"),
     ("*.toml", "machine.save_minutes", "machine.checkpoint_minutes"),
     ("*history.jsonl", "loss_regular", "loss_cosine"),

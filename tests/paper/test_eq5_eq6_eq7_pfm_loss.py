@@ -255,7 +255,7 @@ def test_cosine_loss_ignores_tiles_without_gradient_and_handles_tiny_gradients()
         {"lambda_": -1.0},
         {"lambda_": float("nan")},
         {"beta": -0.1},
-        {"cosine": "papr"},
+        {"cosine_loss": "papr"},
         {"bag_gradient": "afterwards"},
         {"compute_dtype": torch.float64},
     ],

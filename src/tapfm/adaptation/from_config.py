@@ -190,7 +190,7 @@ def build_adaptation_settings(
     return AdaptationSettings(
         lambda_=config.adaptation.lambda_,
         beta=config.adaptation.beta,
-        cosine=config.adaptation.cosine,
+        cosine_loss=config.adaptation.cosine_loss,
         bag_gradient=config.adaptation.bag_gradient,
         chunking=chunking,
         backward_tiles=config.adaptation.backward_tiles or None,

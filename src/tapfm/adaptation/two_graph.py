@@ -39,7 +39,7 @@ class AdaptationSettings:
 
     lambda_: weight of the attention loss (eq. 7).
     beta: weight of the cosine loss of the appendix. 0 turns it off.
-    cosine: "paper" adds 1 - cos(z, g), which turns z towards the gradient, that is uphill; "descending" adds
+    cosine_loss: "paper" adds 1 - cos(z, g), which turns z towards the gradient, that is uphill; "descending" adds
         1 + cos(z, g).
     bag_gradient: when the gradients at z and r are computed: "before" the aggregator's update (Algorithm 1) or "after"
         it (Proposition 1). "joint" is the order that Proposition 1 argues against: the encoder is updated first, then
@@ -53,7 +53,7 @@ class AdaptationSettings:
 
     lambda_: float = 1.0
     beta: float = 0.0
-    cosine: CosineVariant = "paper"
+    cosine_loss: CosineVariant = "paper"
     bag_gradient: BagGradient = "before"
     chunking: Chunking = field(default_factory=Chunking)
     backward_tiles: int | None = None
@@ -65,7 +65,7 @@ class AdaptationSettings:
                 f"lambda and beta must be finite and not negative; got {self.lambda_} and {self.beta}.",
                 hint="The defaults are lambda = 1 and beta = 0.",
             )
-        for name, kind in (("cosine", CosineVariant), ("bag_gradient", BagGradient)):
+        for name, kind in (("cosine_loss", CosineVariant), ("bag_gradient", BagGradient)):
             if getattr(self, name) not in get_args(kind):
                 valid = " or ".join(f"'{value}'" for value in get_args(kind))
                 raise SettingError(f"{name} must be {valid}; got {getattr(self, name)!r}.")
@@ -195,7 +195,7 @@ def two_graph_step(
         # backpropagated through softmax and min-max
         loss_K = loss_K + adaptation.lambda_ * encoded.r_K * g_r_K[rows]
         if adaptation.beta:
-            loss_K = loss_K + adaptation.beta * _cosine_loss(encoded.z_KD, g_z_KD[rows], adaptation.cosine)
+            loss_K = loss_K + adaptation.beta * _cosine_loss(encoded.z_KD, g_z_KD[rows], adaptation.cosine_loss)
         return loss_K
 
     if subset_size is None:
@@ -221,7 +221,7 @@ def two_graph_step(
 
     with torch.no_grad():
         loss_feature = (z_KD * g_z_KD).sum()
-        loss_cosine = _cosine_loss(z_KD, g_z_KD, adaptation.cosine).sum()
+        loss_cosine = _cosine_loss(z_KD, g_z_KD, adaptation.cosine_loss).sum()
         return StepReport(
             logits_C=logits_C,
             loss_agg=loss_agg,

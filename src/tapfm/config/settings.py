@@ -103,7 +103,7 @@ class AdaptationSection(SettingsModel):
         "weight of the cosine loss, which is computed from the cosine similarity between a tile's feature vector and "
         "the gradient of the aggregator's loss at this vector; 0: not used"
     )
-    cosine: Literal["paper", "descending"] = setting(
+    cosine_loss: Literal["paper", "descending"] = setting(
         "formula of the cosine loss (see beta): paper (1 - cos, as published) or descending (1 + cos, which moves "
         "features down the gradient)",
         default="paper",

@@ -82,7 +82,10 @@ def forbids_derivatives(licence: str) -> bool:
 
 
 def check_licence_allows_sharing(card: EncoderCard, *, despite_no_derivatives: bool) -> None:
-    """Raise InputError if the licence forbids sharing an adapted encoder, unless `despite_no_derivatives`."""
+    """Raise InputError if the licence of the encoder forbids sharing adapted versions.
+
+    despite_no_derivatives: the owners of the encoder gave permission, so sharing is allowed.
+    """
     if forbids_derivatives(card.licence) and not despite_no_derivatives:
         raise InputError(
             f"The licence of {card.name} ({card.licence}) does not allow sharing adapted versions.",

@@ -44,7 +44,10 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 def read_csv_or_empty(path: Path, *required_columns: str) -> list[dict[str, str]]:
-    """Return the rows of a CSV file that have a cell in each required column; no rows if the file cannot be read."""
+    """Return the rows of a CSV file, or an empty list if it cannot be read.
+
+    A row that ends before one of the required columns is omitted.
+    """
     try:
         rows = read_csv(path)
     except (OSError, ValueError):

@@ -106,7 +106,7 @@ def map_isolated(
     busy: dict[Connection, tuple[Worker, Key]] = {}
 
     def send_next_item(worker: Worker | None = None) -> bool:
-        """Send the next item to this worker, or to an idle or new one. Return False if no items remain."""
+        """Send the next item to `worker`; None: to an idle or new worker. Return False if no items remain."""
         for key, item in remaining:
             worker = worker or (idle.pop() if idle else start_worker(serve_function, function))
             busy[worker.connection] = worker, key

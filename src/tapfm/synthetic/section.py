@@ -48,7 +48,7 @@ class Compartment(IntEnum):
 
 @dataclass(frozen=True)
 class Focus:
-    """Part of the epithelium (one or two regions) with the nuclei of a target or lookalike."""
+    """Part of the epithelium with altered nuclei: the signal of a target, or a lookalike of such a signal."""
 
     name: str  # of the target or lookalike
     kind: NucleusKind
