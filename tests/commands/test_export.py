@@ -309,7 +309,7 @@ def test_export_with_other_logits_is_an_error(runs, tmp_path, monkeypatch):
                 runs[name],
                 tmp_path / name,
                 push_to=None,
-                despite_no_derivatives=False,
+                owner_permission=False,
                 private=True,
                 force=False,
                 console=None,
@@ -438,7 +438,7 @@ def test_aggregator_trained_on_other_weights_is_an_error(exported, tmp_path):
         load_export(folder)
 
 
-@pytest.mark.parametrize("flag", ["--public", "--despite-no-derivatives"])
+@pytest.mark.parametrize("flag", ["--public", "--owner-permission"])
 def test_push_options_without_a_repository_are_an_error(runs, tmp_path, flag):
     result = tapfm("export", runs["full"], "--out", tmp_path / "out", flag)
     assert result.returncode == 2
@@ -477,7 +477,7 @@ from tapfm.runs import saved_model
 from tapfm.cli.main import main
 card = dataclasses.replace(saved_model.find_encoder_card("tapfm-pocket"), licence="CC-BY-NC-ND-4.0")
 run, out = sys.argv[1:]
-for repository, *flags in ["lab/private"], ["lab/public", "--public", "--despite-no-derivatives"]:
+for repository, *flags in ["lab/private"], ["lab/public", "--public", "--owner-permission"]:
     if flags:
         saved_model.find_encoder_card = lambda _: card
     sys.argv = ["tapfm", "export", run, "--out", out, "--push-to-hub", repository, *flags]

@@ -25,7 +25,7 @@ folder, repository, encoder, flags = sys.argv[1:]
 try:
     print(push_folder(
         Path(folder), repository, card=find_encoder_card(encoder),
-        despite_no_derivatives="despite" in flags, private="public" not in flags,
+        owner_permission="permission" in flags, private="public" not in flags,
     ))
 except TapfmError as error:
     print(type(error).__name__, error.exit_code, error)
@@ -103,9 +103,9 @@ def test_no_derivatives_licence_needs_the_option(hub, folder):
     output = push(hub, folder, encoder="uni2-h")
     assert output.startswith("InputError 2")
     assert "UNI2-h (CC-BY-NC-ND-4.0)" in output
-    assert "--despite-no-derivatives" in output
+    assert "--owner-permission" in output
     assert hub.requests == []
-    assert push(hub, folder, encoder="uni2-h", flags="despite").startswith("http")
+    assert push(hub, folder, encoder="uni2-h", flags="permission").startswith("http")
     assert "config.json" in hub.pushed["lab/pocket-fgfr3"]
 
 
@@ -137,13 +137,13 @@ def test_push_without_network_is_an_error(hub, folder, environment):
 )
 def test_invalid_repository_name_is_an_error(repository):
     with pytest.raises(InputError, match=r"is not a valid repository name.*\n.*owner/name"):
-        push_folder(Path("missing"), repository, card=find_encoder_card("uni"), despite_no_derivatives=False)
+        push_folder(Path("missing"), repository, card=find_encoder_card("uni"), owner_permission=False)
 
 
 def test_folder_without_an_exported_encoder_is_an_error(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(InputError, match=r"no model.safetensors.*\n.*tapfm export"):
-        push_folder(tmp_path, "lab/uni", card=find_encoder_card("tapfm-pocket"), despite_no_derivatives=False)
+        push_folder(tmp_path, "lab/uni", card=find_encoder_card("tapfm-pocket"), owner_permission=False)
 
 
 def test_licences_that_forbid_derivatives():

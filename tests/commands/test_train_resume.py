@@ -234,7 +234,7 @@ def test_best_weights_are_those_recorded_in_the_last_checkpoint(tmp_path):
     found = RunFolder(tmp_path).load_progress(learner)
     assert found.best_epoch == 0
     assert read_checkpoint_metadata(folder.best_checkpoint)["epoch"] == 1
-    assert not folder.unconfirmed_best_checkpoint.exists()
+    assert not folder.pending_best_checkpoint.exists()
 
 
 def test_resume_does_not_keep_the_old_checkpoint_open(tmp_path):

@@ -34,7 +34,7 @@ class CohortSection(SettingsModel):
 
     table: Path = setting("cohort table with slides, patients, labels and splits; `tapfm split` adds the splits")
     slides: Path | None = setting(
-        "folder of the slide files, if the table has no paths or the files were moved",
+        "folder of the slide files, if the cohort table has no paths or the files were moved",
         default=None,
         examples=["slides"],
     )

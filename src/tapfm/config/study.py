@@ -31,7 +31,7 @@ class SlidesSection(SettingsModel):
 
     table: Path = setting("cohort table with slides, patients and labels, as written by `tapfm split`")
     slides: Path | None = setting(
-        "folder of the slide files, if the table has no paths or the files were moved", default=None
+        "folder of the slide files, if the cohort table has no paths or the files were moved", default=None
     )
     tiles: Path = setting("output folder of `tapfm tile` for these slides")
 

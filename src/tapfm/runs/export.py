@@ -46,7 +46,7 @@ def export_run(
     out: Path,
     *,
     push_to: str | None,
-    despite_no_derivatives: bool,
+    owner_permission: bool,
     private: bool,
     force: bool,
     console: Console,
@@ -54,13 +54,13 @@ def export_run(
     """Export a run to the folder `out`, and check that the loaded export gives the logits of the run.
 
     push_to: repository on the Hugging Face Hub to push the export to; None: do not push.
-    despite_no_derivatives: also push if the licence of the encoder forbids sharing derivatives.
+    owner_permission: the owners of the encoder permit sharing adapted versions, although the licence forbids it.
     force: also replace the export of another run.
     """
     saved, run_folder = load_run(run), RunFolder(run)
     if push_to is not None:
         check_repository_name(push_to)
-        check_licence_allows_sharing(saved.card, despite_no_derivatives=despite_no_derivatives)
+        check_licence_allows_sharing(saved.card, owner_permission=owner_permission)
         if not saved.metadata["encoder"]["adapted"]:
             raise InputError(
                 f"{run} has a fixed encoder, so there is no adapted encoder to push.",
@@ -91,7 +91,7 @@ def export_run(
         console.print(f"To load the encoder in Python: {call}", markup=False, soft_wrap=True)
     if push_to is not None:
         address = push_folder(
-            out, push_to, card=saved.card, despite_no_derivatives=despite_no_derivatives, private=private
+            out, push_to, card=saved.card, owner_permission=owner_permission, private=private
         )
         console.print(f"Pushed to {address}{' (private)' if private else ''}", markup=False, soft_wrap=True)
 

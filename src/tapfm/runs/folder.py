@@ -75,7 +75,7 @@ class RunFolder:
         self.last_checkpoint = folder / "checkpoints" / "last.safetensors"
         self.best_checkpoint = folder / "checkpoints" / "best.safetensors"
         # weights of a new best epoch; renamed to best.safetensors once last.safetensors of that epoch is saved
-        self.unconfirmed_best_checkpoint = folder / "checkpoints" / "best.next.safetensors"
+        self.pending_best_checkpoint = folder / "checkpoints" / "best.next.safetensors"
 
     @property
     def has_run(self) -> bool:
@@ -147,7 +147,7 @@ class RunFolder:
             )
         learner.restore(tensors)
         progress = RunProgress.from_json(metadata["progress"])
-        self._keep_or_delete_unconfirmed_best(progress)
+        self._keep_or_delete_pending_best(progress)
         return progress
 
     def read_adamw_moment_format(self) -> str:
@@ -183,7 +183,7 @@ class RunFolder:
             "progress": progress.as_json(),
         }
         save_checkpoint(self.last_checkpoint, learner.state(), metadata)
-        self._keep_or_delete_unconfirmed_best(progress)
+        self._keep_or_delete_pending_best(progress)
         self.write_history_and_failures(progress)
 
     def write_history_and_failures(self, progress: RunProgress) -> None:
@@ -200,20 +200,20 @@ class RunFolder:
             "score": progress.best_score,
             "row": progress.history[-1],
         }
-        save_checkpoint(self.unconfirmed_best_checkpoint, learner.weights(), metadata)
+        save_checkpoint(self.pending_best_checkpoint, learner.weights(), metadata)
 
-    def _keep_or_delete_unconfirmed_best(self, progress: RunProgress) -> None:
+    def _keep_or_delete_pending_best(self, progress: RunProgress) -> None:
         """Rename best.next.safetensors to best.safetensors, or delete it if its epoch is not the best of `progress`.
 
         progress: as saved in the last checkpoint. It has another best epoch if the run was stopped after saving
         best.next.safetensors, but before saving the last checkpoint. The resumed run then repeats the epoch of
         best.next.safetensors. On a GPU, the repeated epoch may have a lower score and not be the best any more.
         """
-        if self.unconfirmed_best_checkpoint.exists():
-            if read_checkpoint_metadata(self.unconfirmed_best_checkpoint)["epoch"] == (progress.best_epoch or 0) + 1:
-                self.unconfirmed_best_checkpoint.replace(self.best_checkpoint)
+        if self.pending_best_checkpoint.exists():
+            if read_checkpoint_metadata(self.pending_best_checkpoint)["epoch"] == (progress.best_epoch or 0) + 1:
+                self.pending_best_checkpoint.replace(self.best_checkpoint)
             else:
-                self.unconfirmed_best_checkpoint.unlink()
+                self.pending_best_checkpoint.unlink()
 
     def is_training_finished(self) -> bool:
         """Return whether training has finished, according to the last checkpoint."""

@@ -12,18 +12,18 @@ from tapfm.encoders.card import EncoderCard
 from tapfm.errors import InputError, TapfmError
 from tapfm.runtime.files import UNFINISHED_SUFFIX
 
-_PERMISSION_OPTION = "--despite-no-derivatives"
+_PERMISSION_OPTION = "--owner-permission"
 _LOGIN_HINT = "Log in with a token that has write access: hf auth login (or set HF_TOKEN)."
 _REQUIRED_FILES = ("config.json", "model.safetensors")  # timm needs them to load the encoder from the hub
 _IGNORE_PATTERNS = [".*", "*/.*", f"*{UNFINISHED_SUFFIX}"]  # hidden and unfinished files, which are not pushed
 
 
 def push_folder(
-    folder: Path, repository: str, *, card: EncoderCard, despite_no_derivatives: bool, private: bool = True
+    folder: Path, repository: str, *, card: EncoderCard, owner_permission: bool, private: bool = True
 ) -> str:
     """Create the repository if it does not exist, upload the folder, and return the URL of the repository."""
     check_repository_name(repository)
-    check_licence_allows_sharing(card, despite_no_derivatives=despite_no_derivatives)
+    check_licence_allows_sharing(card, owner_permission=owner_permission)
     missing = [name for name in _REQUIRED_FILES if not (folder / name).is_file()]
     if missing:
         raise InputError(
@@ -81,12 +81,12 @@ def forbids_derivatives(licence: str) -> bool:
     return re.search(r"\bND\b|no[ -]?deriv", licence, re.IGNORECASE) is not None
 
 
-def check_licence_allows_sharing(card: EncoderCard, *, despite_no_derivatives: bool) -> None:
+def check_licence_allows_sharing(card: EncoderCard, *, owner_permission: bool) -> None:
     """Raise InputError if the licence of the encoder forbids sharing adapted versions.
 
-    despite_no_derivatives: the owners of the encoder gave permission, so sharing is allowed.
+    owner_permission: the owners of the encoder permit sharing, whatever the licence says.
     """
-    if forbids_derivatives(card.licence) and not despite_no_derivatives:
+    if forbids_derivatives(card.licence) and not owner_permission:
         raise InputError(
             f"The licence of {card.name} ({card.licence}) does not allow sharing adapted versions.",
             hint="Do not share the exported folder. "

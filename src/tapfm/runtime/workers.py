@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 
 def choose_worker_count(workers: int | None) -> int:
-    """Return `workers`, or the number of available cores if it is None. With 0, all work runs in this process."""
+    """Return `workers`, or the number of available cores if it is None. 0: all work runs in this process."""
     return available_cores() if workers is None else workers
 
 

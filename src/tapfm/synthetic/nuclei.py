@@ -118,7 +118,7 @@ def render_nuclei(rng: np.random.Generator, nuclei: Nuclei, mpp: float) -> tuple
 def _render_chromatin(
     rng: np.random.Generator, kind: NucleusKind, radius: Float32Array, cover: Float32Array, mpp: float
 ) -> Float32Array:
-    """Return the optical density of nuclei, scaled so that the texture does not change the mean transmitted light.
+    """Return the optical density of nuclei with a chromatin texture that does not change the mean transmitted light.
 
     radius: distance of each pixel from the centre of the nucleus; 1 at the edge. cover: coverage, see `render_nuclei`.
     """

@@ -25,18 +25,18 @@ class ExportOptions:
     ] = None
     public: Annotated[bool, Option("With --push-to-hub: create a public repository. By default it is private.")] = False
     force: Annotated[bool, Option("Overwrite the export of another run in --out.")] = False
-    despite_no_derivatives: Annotated[
+    owner_permission: Annotated[
         bool,
         Option(
-            "With --push-to-hub: upload although the licence of the base model forbids derivatives. Only with the "
-            "permission of its owners."
+            "With --push-to-hub: the owners of the base model gave you permission to share adapted versions. Needed if "
+            "the licence forbids them."
         ),
     ] = False
 
     def check(self) -> None:
         """Raise InputError if --push-to-hub is missing for an option, or if the run folder does not exist."""
-        if self.push_to_hub is None and (self.public or self.despite_no_derivatives):
-            option = "--public" if self.public else "--despite-no-derivatives"
+        if self.push_to_hub is None and (self.public or self.owner_permission):
+            option = "--public" if self.public else "--owner-permission"
             raise InputError(f"{option} needs --push-to-hub.", hint="Add the repository: --push-to-hub OWNER/NAME")
         if not (self.run / "config.toml").is_file():
             raise InputError(
@@ -54,7 +54,7 @@ def export(options: ExportOptions, console: Console) -> Path:
         options.run,
         options.out,
         push_to=options.push_to_hub,
-        despite_no_derivatives=options.despite_no_derivatives,
+        owner_permission=options.owner_permission,
         private=not options.public,
         force=options.force,
         console=console,

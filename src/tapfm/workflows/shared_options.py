@@ -25,7 +25,7 @@ AllowFailures = Annotated[
 Only = Annotated[tuple[str, ...], Option("Process only the slide with this slide_id. Repeatable.", metavar="ID")]
 SlidesFolder = Annotated[
     Path | None,
-    Option("Folder to search for slides, if the table has no paths or the slides were moved.", metavar="DIR"),
+    Option("Folder to search for slides, if the cohort table has no paths or the slides were moved.", metavar="DIR"),
 ]
 Compile = Annotated[
     bool | None,

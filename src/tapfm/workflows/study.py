@@ -48,7 +48,7 @@ class StudyOptions:
         Option("With --preset: cohort table with labels and splits.", metavar="CSV", show_default="split.csv"),
     ] = None
     slides: Annotated[
-        Path | None, Option("Folder of the slides of --cohort, if the table has no paths.", metavar="DIR")
+        Path | None, Option("Folder of the slides of --cohort, if the cohort table has no paths.", metavar="DIR")
     ] = None
     tiles: Annotated[
         Path | None, Option("Output folder of `tapfm tile` for --cohort.", metavar="DIR", show_default="tiles")
@@ -58,7 +58,7 @@ class StudyOptions:
         Option("With --preset: table of an external cohort, which is only used for evaluation.", metavar="CSV"),
     ] = None
     external_slides: Annotated[
-        Path | None, Option("Folder of the slides of --external, if the table has no paths.", metavar="DIR")
+        Path | None, Option("Folder of the slides of --external, if the cohort table has no paths.", metavar="DIR")
     ] = None
     external_tiles: Annotated[
         Path | None,
