@@ -90,9 +90,7 @@ def export_run(
         call = f'timm.create_model("local-dir:{out}", pretrained=True{arguments})'
         console.print(f"To load the encoder in Python: {call}", markup=False, soft_wrap=True)
     if push_to is not None:
-        address = push_folder(
-            out, push_to, card=saved.card, owner_permission=owner_permission, private=private
-        )
+        address = push_folder(out, push_to, card=saved.card, owner_permission=owner_permission, private=private)
         console.print(f"Pushed to {address}{' (private)' if private else ''}", markup=False, soft_wrap=True)
 
 
