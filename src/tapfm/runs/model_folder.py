@@ -121,7 +121,7 @@ def _read_run_as_member(folder: Path) -> ModelMember:
 
 
 def is_finished(member: ModelMember) -> bool:
-    """Return whether training has finished; True for an export, or if there is no last checkpoint."""
+    """Return whether training has finished. Exports, and runs without a last checkpoint, count as finished."""
     run_folder = RunFolder(member.folder)
     return member.config is None or not run_folder.last_checkpoint.exists() or run_folder.is_training_finished()
 

@@ -111,7 +111,8 @@ def render_fibres(
     """Render fibres: stretch a noise texture along the fibres.
 
     along, across: coordinates of each pixel, see `fibre_coordinates`.
-    length_px, thickness_px: size of a fibre, to which 2 x 2 pixels of the texture are stretched.
+    length_px: length of two texture pixels along the fibres, after stretching.
+    thickness_px: thickness of two texture pixels across the fibres, after stretching.
     """
     along, across = along * np.float32(2 / length_px), across * np.float32(2 / thickness_px)
     # the texture is reflected at its edges, so that the repeated texture has no seams
