@@ -60,7 +60,7 @@ def suggest_setting(path: SettingPath, settings: Sequence[SettingPath]) -> str:
 
 
 def find_problems(config: RunConfig) -> Iterator[str]:
-    """Yield the problems that a check of types does not find: unknown names, and settings that contradict each other."""
+    """Yield a message for each unknown name, and for settings that contradict each other."""
     method, optimiser, schedule = config.adaptation.method, config.optimiser, config.schedule
     yield from _find_aggregator_problems(config)
     if method != "tapfm" and config.adaptation.lambda_ != 0:

@@ -17,7 +17,7 @@ _TILES_BY_GFLOPS = ((165.0, 300), (460.0, 100), (float("inf"), 75))
 
 # The paper's learning rates are for encoders with 300 million parameters or more, trained on thousands of slides. The
 # small encoders packaged with tapfm, for tens of synthetic slides, need larger learning rates.
-_PACKAGED_ENCODER_RATES = {"encoder_lr": 1e-4, "aggregator_lr": 1e-3}
+_LEARNING_RATES_OF_PACKAGED_ENCODERS = {"encoder_lr": 1e-4, "aggregator_lr": 1e-3}
 
 
 def build_recipe_settings(recipe: Recipe, card: EncoderCard, method: Method, epochs: int | None = None) -> Settings:
@@ -30,7 +30,7 @@ def build_recipe_settings(recipe: Recipe, card: EncoderCard, method: Method, epo
         for section, values in _reference_code_settings(epochs or settings["schedule"]["epochs"]).items():
             settings[section] |= values
     if card.packaged:
-        settings["optimiser"] |= _PACKAGED_ENCODER_RATES
+        settings["optimiser"] |= _LEARNING_RATES_OF_PACKAGED_ENCODERS
     return settings
 
 

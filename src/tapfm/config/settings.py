@@ -120,8 +120,8 @@ class AdaptationSection(SettingsModel):
         "tiles sampled from each training slide; a new sample in every epoch"
     )
     backward_tiles: Annotated[int, Field(ge=0)] = setting(
-        "backpropagate through a random subset of this many sampled tiles, weighted so that the expected gradient "
-        "stays the same; 0: all tiles",
+        "number of tiles for the backward pass: a random subset of the sampled tiles, weighted so that the expected "
+        "gradient stays the same; 0: all sampled tiles",
         default=0,
     )
     precision: Literal["auto", "float32", "bfloat16", "float16"] = setting(

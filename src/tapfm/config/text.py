@@ -136,5 +136,5 @@ def format_toml_value(value: Any) -> str:
 
 
 def first_line(text: str | None) -> str:
-    """Return the first line of a docstring that has at least one line."""
+    """Return the first line of a docstring."""
     return (text or "").strip().splitlines()[0]

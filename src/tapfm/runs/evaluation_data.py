@@ -129,7 +129,9 @@ def _not_held_out_warning(split: str) -> str:
 def _find_input_paths(
     model_folder: ModelFolder, request: EvaluationRequest
 ) -> tuple[Path, Path | None, Path | None, Path | None]:
-    """Return the cohort table and the folders of slides, tiles and features: those requested, or those of the run.
+    """Return the cohort table and the folders of slides, tiles and features.
+
+    They are the requested ones. If no cohort table is requested, the other paths default to those of the run.
 
     Raises InputError if the requested inputs do not suit the model, RunError if the cohort of the run cannot be used.
     """

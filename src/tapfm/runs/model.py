@@ -49,7 +49,10 @@ class SlideModel:
         }
 
     def aggregator_for(self, coordinates: Tensor | None = None) -> Aggregator:
-        """Return the aggregator for one bag; if it uses coordinates, those of the tiles of the bag are passed to it."""
+        """Return the aggregator for one bag.
+
+        coordinates: tile positions, (K, 2), in units of the tile side. An aggregator with `uses_coordinates` needs them.
+        """
         if not getattr(self.aggregator, "uses_coordinates", False):
             return self.aggregator
         if coordinates is None:

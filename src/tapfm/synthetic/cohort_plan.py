@@ -1,8 +1,8 @@
 """Plan a synthetic cohort: an exact number of positive slides for each target, and the properties of each slide.
 
-The labels of a slide have one effect: each positive target gets a focus. Each group of other properties, such as the
-staining, is sampled from a separate random stream, such as (seed, slide, "staining"), so that it cannot depend on the
-labels. The names of the streams must not change, because they determine the slides.
+A slide has a focus for each of its positive targets. Nothing else depends on the labels: each group of other
+properties, such as the staining, is sampled from a separate random stream, such as (seed, slide, "staining"). The names
+of the streams must not change, because they determine the slides.
 """
 
 from __future__ import annotations

@@ -90,7 +90,8 @@ class Nuclei:
 def render_nuclei(rng: np.random.Generator, nuclei: Nuclei, mpp: float) -> tuple[Float32Array, Float32Array]:
     """Render each nucleus as a small square image; return coverage (0 to 1) and optical density, each (n, side, side).
 
-    The central pixel of a square is the slide pixel that contains the centre of the nucleus, see `_locate_centres`.
+    The centre of the nucleus is in the central pixel of its image. The pixels of the images are aligned with those of
+    the slide.
     """
     kind, count = nuclei.kind, len(nuclei)
     half_px = int(np.ceil(kind.max_radius_um / mpp)) + 1
