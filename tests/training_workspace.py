@@ -65,10 +65,12 @@ def create_workspace(folder):
 
 @pytest.fixture(scope="module")
 def one_thread():
-    """Use one thread: with such a small encoder, more threads only wait for each other."""
+    """Use one thread, here and in child processes: with such a small encoder, more threads only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
     torch.set_num_threads(before)
 
 

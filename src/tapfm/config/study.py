@@ -60,7 +60,7 @@ class Variant(SettingsModel):
 class StudyConfig(SettingsModel):
     """A study: all combinations of encoders, methods, aggregators, variants, folds and seeds."""
 
-    name: str = setting("name of the study, the title of its tables")
+    name: str = setting("name of the study; the title above its result tables")
     report: ReportKind = setting(
         "tables to write besides those of the metrics: comparison (of models), ablation (of settings), stability (of "
         "training, by adaptation.bag_gradient) or forgetting (accuracy in the task of [probe], before and after "

@@ -51,7 +51,7 @@ class SlideModel:
     def aggregator_for(self, coordinates: Tensor | None = None) -> Aggregator:
         """Return the aggregator for one bag.
 
-        coordinates: tile positions, (K, 2), in units of the tile side. An aggregator with `uses_coordinates` needs them.
+        coordinates: tile positions, (K, 2), in units of the tile side; required by aggregators with `uses_coordinates`.
         """
         if not getattr(self.aggregator, "uses_coordinates", False):
             return self.aggregator
