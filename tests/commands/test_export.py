@@ -293,7 +293,7 @@ def test_base_weights_of_the_run_are_not_overwritten(train, exported, tmp_path):
     for out in (base, tmp_path / "elsewhere" / ".." / "base"):
         result = tapfm("export", second, "--out", out)
         assert result.returncode == 2
-        assert f"contains the base weights of the run {second}" in result.output
+        assert f"contains the encoder weights that {second} started from" in result.output
     assert read_files(base) == before
     assert tapfm("export", second, "--out", tmp_path / "new").returncode == 0
 

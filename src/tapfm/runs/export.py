@@ -108,11 +108,12 @@ def _check_out_is_not_export_of_other_run(run_folder: RunFolder, out: Path) -> N
 
 
 def _check_out_is_not_base_weights(run_folder: RunFolder, out: Path) -> None:
-    """Raise InputError if `out` contains the base weights of the run, which the run still needs."""
+    """Raise InputError if `out` contains the encoder weights that the run started from, and still needs."""
     base = run_folder.read_settings()["encoder"].get("weights")
     if base is not None and Path(base).resolve() in (out.resolve(), (out / WEIGHTS_FILE).resolve()):
         raise InputError(
-            f"{out} contains the base weights of the run {run_folder.folder}.", hint="Choose another folder with --out."
+            f"{out} contains the encoder weights that {run_folder.folder} started from. The export would replace them.",
+            hint="Choose another folder with --out.",
         )
 
 

@@ -124,8 +124,8 @@ def load_export(folder: Path, device: torch.device | None = None) -> SavedModel:
     encoder, _, provenance = load_encoder(card, weights=folder / WEIGHTS_FILE if adapted else None)
     if not adapted and (expected := metadata["encoder"]["base_weights_sha256"]) not in (None, provenance.sha256):
         raise WeightsDigestError(
-            f"{folder} was trained on features of {card.name}, but not on those of its published weights. SHA-256 of the "
-            f"weights in training: {expected}; of the published weights: {provenance.sha256}.",
+            f"{folder} was trained on features of {card.name}, but with other weights than the published ones. SHA-256 "
+            f"in training: {expected}; published: {provenance.sha256}.",
             hint="Compute features with the published weights (tapfm embed), then train again.",
         )
     encoder.to(device)
