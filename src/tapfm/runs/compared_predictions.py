@@ -80,7 +80,7 @@ def _find_prediction_table(path: Path, split: str) -> Path:
 
 
 def _clear_cohort_unless_in_all_tables(by_model: dict[str, list[Prediction]]) -> dict[str, list[Prediction]]:
-    """Set `cohort` to None in all predictions if it is missing in one of the tables.
+    """Return the predictions without cohorts, unless the tables of all models have cohorts.
 
     Patients then match by patient_id only. Raises InputError if a patient id occurs in several cohorts of one table.
     """
