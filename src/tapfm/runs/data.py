@@ -124,11 +124,12 @@ def read_run_data(config: RunConfig) -> RunData:
     rows = [row for row in cohort.rows if row.slide_id in splits]
     labelled = [row for row in rows if any(label is not None for label in labels_by_slide[row.slide_id].values())]
     unlabelled = {row.slide_id for row in rows} - {row.slide_id for row in labelled}
-    find_inputs = _find_features if config.adaptation.method == "fixed" else _find_tiles
+    uses_features = config.adaptation.method == "fixed"
     slides, failed = [], {}
     for row in labelled:
         try:
-            tiles, features = find_inputs(config, row)
+            tiles = None if uses_features else _find_tiles(config, row)
+            features = _find_features(config, row) if uses_features else None
         except TapfmError as error:
             failed[row.slide_id] = error.message
         else:
@@ -148,19 +149,17 @@ def _read_run_cohort(config: RunConfig) -> Cohort:
         raise CohortError(error.message, hint=hint) from error
 
 
-def _find_tiles(config: RunConfig, row: SlideRow) -> tuple[TileSet, None]:
-    """Return the tiles of a slide, and None as its features."""
+def _find_tiles(config: RunConfig, row: SlideRow) -> TileSet:
     assert config.tiles.folder is not None
-    return read_slide_tiles(config.tiles.folder, row.slide_id), None
+    return read_slide_tiles(config.tiles.folder, row.slide_id)
 
 
-def _find_features(config: RunConfig, row: SlideRow) -> tuple[None, StoredFeatures]:
-    """Return None as the tiles of a slide, and its stored features."""
+def _find_features(config: RunConfig, row: SlideRow) -> StoredFeatures:
     assert config.tiles.features is not None
     path = find_feature_file(config.tiles.features, row.slide_id)
     if path is None:
         raise CohortError(f"no feature file in {config.tiles.features}")
-    return None, StoredFeatures(path, read_feature_metadata(path))
+    return StoredFeatures(path, read_feature_metadata(path))
 
 
 def _check_failures_allowed(config: RunConfig, data: RunData) -> None:
