@@ -31,7 +31,7 @@ class ComparedPredictions:
 def read_compared_predictions(sources: Sequence[str], split: str) -> ComparedPredictions:
     """Read the predictions of models given as [NAME=]PATH.
 
-    split: predictions to read if a PATH is the folder of a run: those of "test" or "val".
+    split: "test" or "val"; a run has predictions for both.
     """
     named_files = [_parse_source(source, split) for source in sources]
     names = [name for name, _ in named_files]
