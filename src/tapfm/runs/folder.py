@@ -203,11 +203,12 @@ class RunFolder:
         save_checkpoint(self.pending_best_checkpoint, learner.weights(), metadata)
 
     def _keep_or_delete_pending_best(self, progress: RunProgress) -> None:
-        """Rename best.next.safetensors to best.safetensors, or delete it if its epoch is not the best of `progress`.
+        """Rename best.next.safetensors to best.safetensors, or delete it if its epoch will be repeated.
 
-        progress: as saved in the last checkpoint. It has another best epoch if the run was stopped after saving
-        best.next.safetensors, but before saving the last checkpoint. The resumed run then repeats the epoch of
-        best.next.safetensors. On a GPU, the repeated epoch may have a lower score and not be the best any more.
+        `save_best` is called before `save_last`. If the run is stopped between the two calls, the resumed run repeats
+        the epoch of best.next.safetensors. On a GPU, the repeated epoch may have a lower score.
+
+        progress: from the last checkpoint.
         """
         if self.pending_best_checkpoint.exists():
             if read_checkpoint_metadata(self.pending_best_checkpoint)["epoch"] == (progress.best_epoch or 0) + 1:
