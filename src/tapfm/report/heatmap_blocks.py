@@ -268,7 +268,7 @@ def build_tile_blocks(
     finder: SlideFinder | None,
     budget: ImageBudget,
 ) -> list[Block]:
-    """Return galleries of the tiles with the highest values in positive calls and the lowest in negative calls."""
+    """Return a gallery of the highest tile values in slides called positive, and one of the lowest in the others."""
     targets = _read_targets(folder)
     readable: dict[str, PredictedSlide] = {}
     candidates: dict[tuple[str, int], list[_RankedTile]] = {}  # by target and call

@@ -34,7 +34,7 @@ class ExportOptions:
     ] = False
 
     def check(self) -> None:
-        """Raise InputError if --push-to-hub is missing for an option, or if the run folder does not exist."""
+        """Raise InputError if an option was given that needs --push-to-hub, or if `run` is not a run folder."""
         if self.push_to_hub is None and (self.public or self.owner_permission):
             option = "--public" if self.public else "--owner-permission"
             raise InputError(f"{option} needs --push-to-hub.", hint="Add the repository: --push-to-hub OWNER/NAME")

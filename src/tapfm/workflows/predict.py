@@ -50,8 +50,8 @@ class PredictOptions:
     sensitivity: Annotated[
         float | None,
         Option(
-            "Threshold above which a slide is called positive: the one that reaches this sensitivity (0 to 1) on the "
-            "validation slides.",
+            "Sensitivity (0 to 1) that the call threshold must reach on the validation slides. Slides with a probability "
+            "above the threshold are called positive.",
             metavar="S",
             show_default="the threshold with the highest Youden index",
         ),

@@ -35,7 +35,7 @@ class StudyOptions:
         str | None,
         Option(
             "Use a predefined study: paper-table1, paper-table2, ablation-lambda, ablation-tiles, ablation-cosine, "
-            "stability, layers or forgetting. With --scale mini also all.",
+            "stability, layers or forgetting. The name all is valid with --scale mini.",
             metavar="NAME",
         ),
     ] = None
