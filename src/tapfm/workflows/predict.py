@@ -50,8 +50,8 @@ class PredictOptions:
     sensitivity: Annotated[
         float | None,
         Option(
-            "Sensitivity (0 to 1) that the call threshold must reach on the validation slides. Slides with a probability "
-            "above the threshold are called positive.",
+            "Choose the call threshold that reaches this sensitivity (0 to 1) on the validation slides. A slide is "
+            "called positive if its probability is at least the threshold.",
             metavar="S",
             show_default="the threshold with the highest Youden index",
         ),
