@@ -31,6 +31,7 @@ def report(options: workflow.ReportOptions) -> None:
     for note in result.notes:
         print_line(stderr_console(), note, "yellow")
     console = stdout_console()
-    print_line(console, f"Wrote {result.path} ({format_bytes(result.bytes)}) from:")
+    print_line(console, f"Wrote {result.path} ({format_bytes(result.bytes)}).")
+    print_line(console, "Sources:")
     for line in result.sources:
         print_line(console, f"  {line}")
