@@ -574,7 +574,7 @@ def test_command_prints_the_file_and_its_sources(tmp_path):
     out = tmp_path / "report.html"
     result = tapfm("report", run, "--out", out, "--resamples", 20, "--title", "Bladder")
     assert result.returncode == 0, result.output
-    assert re.search(rf"{out} \(\d+ kB\).*\n  run {run}$", result.output, re.MULTILINE)
+    assert re.search(rf"{out} \(\d+ kB\).*  run {run}$", result.output, re.MULTILINE | re.DOTALL)
     assert "<h1>Bladder</h1>" in out.read_text()
     not_a_number = tapfm("report", run, "--out", out, "--max-image-mb", "nan")
     assert (not_a_number.returncode, "--max-image-mb" in not_a_number.output) == (2, True)
