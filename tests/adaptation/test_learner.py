@@ -84,6 +84,7 @@ LIBRARY_ERRORS = [  # out of memory in libraries
     "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call",
     "Triton Error [CUDA]: out of memory",
+    "backend='inductor' raised:\nOutOfMemoryError: CUDA out of memory. Tried to allocate 88.00 MiB.",
 ]
 
 

@@ -16,6 +16,7 @@ _OUT_OF_MEMORY_MESSAGES = (
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     "CUDA error: out of memory",
     "Triton Error [CUDA]: out of memory",
+    "OutOfMemoryError: CUDA out of memory",  # in torch.compile, which raises BackendCompilerFailed with this text
 )
 
 
