@@ -180,7 +180,7 @@ def test_compare_folders_of_evaluations_and_runs(tables):
     [
         (["good.csv"], "good.csv is the only model"),
         (["good.csv", "absent.csv"], "absent.csv does not exist"),
-        (["good.csv", "good.csv"], ": good"),
+        (["good.csv", "good.csv"], "good-1=PATH good-2=PATH"),
         (["good.csv", "."], "neither predictions.csv nor predictions-test.csv"),
         (["good.csv", "poor.csv", "--against", "god"], "Did you mean: good"),
         (["good.csv", "poor.csv", "--unit", "tile"], "--unit must be slide or patient"),

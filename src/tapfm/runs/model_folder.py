@@ -79,7 +79,7 @@ class ModelFolder:
         }
 
     def find_seen_patients(self) -> dict[str, str]:
-        """Return the split (training or validation) of each patient whose slides were used to train any member."""
+        """Return the split of each patient who is in the training or validation split of any member."""
         patients: dict[str, str] = {}
         for member in self.members:
             for row in member.read_slide_rows():
