@@ -35,7 +35,7 @@ from tapfm.adaptation.two_graph import AdaptationSettings
 from tapfm.aggregators.cls_attention import ClsAttention
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import find_encoder_card
-from tapfm.encoders.precision import can_compile, cast_weights
+from tapfm.encoders.precision import can_compile_on_gpu, cast_weights
 from tapfm.encoders.vit import VitEncoder
 from tapfm.evaluation.predictions import LabelledSlide
 from tapfm.inference.bags import Bag, PixelBags, SlideTiles
@@ -83,12 +83,12 @@ def make_learner(key: str, device: torch.device) -> Learner:
     aggregator = ClsAttention(encoder.feature_size).to(device)
     if device.type == "cuda":
         cast_weights(encoder, torch.bfloat16)
-    encoder.compile_blocks(can_compile(device))
+    encoder.compile_blocks(can_compile_on_gpu(device))
     model = SlideModel(encoder, aggregator, BinaryTask.from_training_labels("target", [0, 1]))
     return Learner(
         model,
         AdaptationSettings(chunking=Chunking(tiles=64, keep_graphs=2)),
-        OptimiserSettings(compiled=can_compile(device)),
+        OptimiserSettings(compiled=can_compile_on_gpu(device)),
     )
 
 
@@ -163,7 +163,7 @@ def main() -> None:
     learner = make_learner(arguments.encoder, device)
     tile_px = find_encoder_card(arguments.encoder).tile_px
     augmented = {"plain": measure_augmentation(device, tile_px, compiled=False)}
-    if can_compile(device):
+    if can_compile_on_gpu(device):
         augmented["compiled"] = measure_augmentation(device, tile_px, compiled=True)
     rows = [measure_step(learner, arguments.tiles, steps=2 * arguments.slides)] if arguments.workers else []
     with tempfile.TemporaryDirectory() as folder:

@@ -302,7 +302,7 @@ class Bench:
             "|---|--:|--:|--:|--:|--:|--:|--:|---|",
         ]
         for row in self.rows:
-            fraction = f"; {row.peak_fraction:.0%} of the matrix peak" if row.peak_fraction else ""
+            fraction = f"; {row.peak_fraction:.0%} of the measured peak of matrix products" if row.peak_fraction else ""
             speed = "does not fit" if row.tiles_per_s is None else f"{row.tiles_per_s:,.0f}"
             cells = [
                 row.task,

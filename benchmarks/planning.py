@@ -38,7 +38,7 @@ from tapfm.encoders.adapters import Scope, apply_scope
 from tapfm.encoders.blocks import Recompute
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import find_encoder_card
-from tapfm.encoders.precision import can_compile
+from tapfm.encoders.precision import can_compile_on_gpu
 from tapfm.encoders.vit import VitEncoder
 from tapfm.inference.bags import Bag
 from tapfm.runs.model import SlideModel
@@ -277,7 +277,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=None, help="also write the results to this file")
     args = parser.parse_args()
     device = torch.device(args.device)
-    compiled = can_compile(device) and not args.eager
+    compiled = can_compile_on_gpu(device) and not args.eager
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU (memory is not measured)"
     print(f"{name}; tapfm {tapfm.__version__}, torch {torch.__version__}, timm {timm.__version__}")
     print(f"random weights, bfloat16, {'compiled' if compiled else 'eager'} blocks", flush=True)

@@ -17,7 +17,7 @@ from tapfm.evaluation.metrics_json import format_metrics_json
 from tapfm.evaluation.predictions import Prediction, write_predictions
 from tapfm.prediction.folder import PREDICTION_JSON, PredictionFolder, TargetPrediction
 from tapfm.report.report_creation import PageOptions, create_report
-from tapfm.results.document import Paragraph, Section, write_sections
+from tapfm.results.document import Paragraph, Section, write_sections_json
 from tapfm.results.table import table_csv
 from tapfm.study.comparison import compare_study, tidy_table, wide_table
 from tapfm.study.costs import costs_table
@@ -241,7 +241,7 @@ def write_study(folder, *, finished=("finetune", "tapfm")):
         Section("AUC", [wide_table(comparison, study)]),
         Section("Convergence, time and memory", [curves_figure(study_results), costs_table(study_results)]),
     ]
-    write_sections(folder / "study.json", sections)
+    write_sections_json(folder / "study.json", sections)
     (folder / "status.csv").write_text(
         "run,step,state,reason,command,log\nsome/run,train,failed,no <memory>,tapfm train x.toml,l.log\n"
         "incomplete/run,train,failed\n"

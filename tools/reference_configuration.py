@@ -233,11 +233,14 @@ def _encoder_blocks() -> Iterator[list[str]]:
         if len(encoders_by_value) == 1:
             continue
         list_all = len(encoders_by_value) > 2
+        values = sorted(encoders_by_value, key=lambda value: value == most_common)  # "all others" is last
         rows += [
-            [code(name), code(value), code_list(keys) if value != most_common or list_all else "all others"]
-            for value, keys in encoders_by_value.items()
+            [code(name), code(value), code_list(encoders_by_value[value])]
+            if value != most_common or list_all
+            else [code(name), code(value), "all others"]
+            for value in values
         ]
-    yield format_table(["setting", "default", "encoders"], _blank_repeats(rows))
+    yield format_table(["setting", "default", "encoders"], rows)
 
 
 def _aggregator_blocks() -> Iterator[list[str]]:

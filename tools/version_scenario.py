@@ -30,6 +30,7 @@ RENAMED_ARGUMENTS: tuple[tuple[str, str, str], ...] = (
     ("train", "machine.read_ahead_gib", "machine.prefetch_gib"),
     ("train", "machine.save_minutes", "machine.checkpoint_minutes"),
     ("synth", "--tiles", "--tiles-per-slide"),
+    ("split", "--targets", "--target"),
 )
 # Import paths of `sample_tiles(count, tiles_per_slide, *rng_key)` in all versions, the newest first.
 SAMPLE_TILES = ("tapfm.tiles.sampling:sample_tiles", "tapfm.tiles.sampling:draw_tiles")
@@ -116,7 +117,7 @@ class Scenario:
     def prepare_slides(self) -> None:
         """Split, tile, embed and inspect the slides."""
         table = "synthetic/cohort.csv"
-        targets = [argument for target in TARGETS for argument in ("--targets", target)]
+        targets = [argument for target in TARGETS for argument in ("--target", target)]
         self.tapfm("split", table, "--out", "split.csv", *targets, *FRACTIONS, "--force")
         remove_label(Path("split.csv"), *REMOVED_LABEL)
         self.tapfm("tile", "split.csv", "--out", "tiles", "--workers", 1)

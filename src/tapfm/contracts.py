@@ -2,11 +2,12 @@
 
     tiles ──> TileEncoder ──> EncodedTiles ──> Aggregator ──> BagOutput ──> Task ──> loss
 
-Tensor names end in their shape. The same letters are used in `two_graph.py`, `chunked.py`, `cls_attention.py` and
-`vit.py`:
+Tensor names end in their shape if it is fixed. The same letters are used in `two_graph.py`, `chunked.py`,
+`cls_attention.py`, `vit.py` and `blocks.py`:
 
-    K  tiles of one slide (the bag)       H  attention heads          3hw  colour channels, tile height, tile width
-    D  size of a tile feature             N  patch tokens of a tile   C    targets (1 for a binary task)
+    K  tiles of one slide (the bag)       3hw  colour channels, tile height, tile width
+    D  size of a tile feature             N    tokens of a tile (CLS, registers, patches)
+    C  targets (1 for a binary task)      H    attention heads; d is the size of a head
 
 So `z_KD` is the matrix of tile features and `r_K` the vector of raw attentions. A "patch" is always a token of the
 ViT; a piece of a slide is always a "tile".

@@ -14,7 +14,7 @@ TapfmError                          exit code 1
     ├── LabelError                  labels cannot be used
     ├── CohortError                 the cohort table is invalid; lists every problem
     ├── RunError                    a run folder cannot be used or resumed as requested
-    ├── CheckpointError             a file is not a valid tapfm checkpoint
+    ├── CheckpointError             a checkpoint is missing, invalid, or does not match the model or the optimiser
     ├── TileStoreError              a file of tile coordinates cannot be used
     ├── FeatureStoreError           a feature file cannot be used
     ├── SlideError                  a slide cannot be used; the other slides are not affected
@@ -126,7 +126,7 @@ class RunError(InputError):
 
 
 class CheckpointError(InputError):
-    """A file is not a valid tapfm checkpoint."""
+    """A checkpoint is missing, is not a valid tapfm checkpoint, or does not match the model or the optimiser."""
 
 
 class TileStoreError(InputError):
@@ -174,7 +174,7 @@ class WeightsDigestError(WeightsError):
 
 
 class WeightsMismatchError(WeightsError):
-    """The tensors of a weights file do not match the encoder exactly."""
+    """A weights file, its configuration or an export does not match the encoder or the model."""
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error: the user requested it

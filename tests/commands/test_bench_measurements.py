@@ -305,13 +305,13 @@ def test_out_of_memory_is_recorded_as_a_problem(monkeypatch):
 
 def test_number_of_tiles_per_step():
     fast, slow = EncodingSpeed(64, 0.001, 1.0, 0.5, None, None), EncodingSpeed(64, 64.0, 1.0, 0.5, None, None)
-    assert choose_tiles_per_step(pocket(), 4000, fast, max_step_s=2.0) == 300
-    assert choose_tiles_per_step(pocket(tiles_per_slide="all"), 4000, fast, max_step_s=2.0) == 4000
-    assert choose_tiles_per_step(pocket(tiles_per_slide="all"), 40_000, fast, max_step_s=2.0) == 4096
-    assert choose_tiles_per_step(pocket(), 4000, slow, max_step_s=80.0) == 20  # 1 tile/s, 4 forward passes per step
-    assert choose_tiles_per_step(pocket(), 4000, slow, max_step_s=2.0) == 4
+    assert choose_tiles_per_step(pocket(), 4000, fast, max_cpu_step_s=2.0) == 300
+    assert choose_tiles_per_step(pocket(tiles_per_slide="all"), 4000, fast, max_cpu_step_s=2.0) == 4000
+    assert choose_tiles_per_step(pocket(tiles_per_slide="all"), 40_000, fast, max_cpu_step_s=2.0) == 4096
+    assert choose_tiles_per_step(pocket(), 4000, slow, max_cpu_step_s=80.0) == 20  # 1 tile/s, 4 forward passes per step
+    assert choose_tiles_per_step(pocket(), 4000, slow, max_cpu_step_s=2.0) == 4
     on_gpu = BenchSetup(pocket().config, torch.device("cuda"))
-    assert choose_tiles_per_step(on_gpu, 4000, slow, max_step_s=2.0) == 300
+    assert choose_tiles_per_step(on_gpu, 4000, slow, max_cpu_step_s=2.0) == 300
 
 
 def test_chunk_size_is_configured_or_splits_the_bag():

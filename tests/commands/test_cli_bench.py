@@ -9,7 +9,7 @@ import torch
 from command_line import tapfm
 
 from tapfm.bench import measure
-from tapfm.encoders.precision import can_compile
+from tapfm.encoders.precision import can_compile_on_gpu
 
 KEYS = [
     *("tapfm", "date", "encoder", "precision", "compiled", "quick", "machine", "matrix_product", "copy_to_gpu"),
@@ -168,7 +168,7 @@ def test_gpu_measurements_include_peak_memory_and_compile_time(tmp_path):
     values = json.loads((tmp_path / "bench.json").read_text())
     assert values["copy_to_gpu"]["gb_per_second"] > 0
     assert values["machine"]["device"] == torch.cuda.get_device_name()
-    assert values["compiled"] is can_compile(torch.device("cuda"))
+    assert values["compiled"] is can_compile_on_gpu(torch.device("cuda"))
     for row in (values["encoding"], *values["steps"]):
         assert row["problem"] is None
         assert row["peak_gib"] > 0

@@ -62,7 +62,7 @@ def read_files_below(folder):
             found[name] = json.loads(path.read_text()) | {"seconds": None}
         elif path.name in ("predictions.csv", "summary.csv"):
             found[name] = [row | {"seconds": None} for row in read_rows(path)]
-        elif path.suffix != ".html":  # the contact sheet contains run times
+        elif path.suffix != ".html":  # index.html contains run times
             found[name] = path.read_bytes()
     return found
 

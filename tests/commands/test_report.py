@@ -28,7 +28,7 @@ from tapfm.evaluation.metric_values import choose_thresholds, compute_metrics
 from tapfm.evaluation.predictions import Prediction
 from tapfm.prediction.folder import PredictionFolder
 from tapfm.prediction.layers import palette
-from tapfm.report.heatmap_blocks import ImageBudget, ImageSettings
+from tapfm.report.heatmap_blocks import ImageBudget, ImageSelection
 from tapfm.report.heatmap_blocks import _choose_slides as choose_slides
 from tapfm.tasks.binary_metrics import METRIC_NAMES
 from tapfm.tasks.binary_target import _sigmoid as sigmoid
@@ -368,7 +368,9 @@ def test_heatmaps_and_tiles_of_predictions_are_shown(tmp_path, run_and_predictio
 
 def test_tile_galleries_have_the_most_influential_tiles_in_order(tmp_path, run_and_predictions):
     run, _ = run_and_predictions
-    _, html = create_test_report(run, tmp_path / "report.html", images=ImageSettings(heatmaps=0, tiles=3))
+    _, html = create_test_report(
+        run, tmp_path / "report.html", image_selection=ImageSelection(max_heatmaps=0, max_tiles=3)
+    )
     shown = re.findall(r"<figcaption>([^<]*)<span>([^<]*)</span>", html)
     # contributions are (-1, 0.5, 2, 0.1) times 1 to 4; slides a<b and d are called positive
     assert shown[:3] == [("+6.00", "d"), ("+2.00", "a&lt;b"), ("+1.50", "d")]
@@ -386,7 +388,9 @@ def test_tiles_of_damaged_and_replaced_slides_are_omitted(tmp_path, run_and_pred
         file.write_bytes(b"not a slide")
     else:
         write_slide(file, section(500, 448))
-    _, html = create_test_report(run, tmp_path / "report.html", images=ImageSettings(heatmaps=0, tiles=3))
+    _, html = create_test_report(
+        run, tmp_path / "report.html", image_selection=ImageSelection(max_heatmaps=0, max_tiles=3)
+    )
     assert re.findall(r"<figcaption>([^<]*)<span>([^<]*)</span>", html)[0] == ("+2.00", "a&lt;b")
     assert "2 tiles omitted: the slide is damaged or was replaced." in page_text(html)
 
@@ -415,12 +419,18 @@ def test_moved_slides_are_found_in_the_slides_folder(tmp_path, run_and_predictio
     _, without = create_test_report(run, tmp_path / "report.html")
     assert not find_images(without, "")
     assert "Most influential tiles" in section_titles(without)
-    _, html = create_test_report(run, tmp_path / "report.html", images=ImageSettings(slides_folder=tmp_path / "moved"))
+    _, html = create_test_report(
+        run, tmp_path / "report.html", image_selection=ImageSelection(slides_folder=tmp_path / "moved")
+    )
     assert len(find_images(html, "Slide ")) == 8
     with pytest.raises(InputError, match="does not exist"):
-        create_test_report(run, tmp_path / "report.html", images=ImageSettings(slides_folder=folder / "absent"))
+        create_test_report(
+            run, tmp_path / "report.html", image_selection=ImageSelection(slides_folder=folder / "absent")
+        )
     shutil.copy(moved / "1.svs", tmp_path / "moved" / "1.svs")  # two files with the same name
-    _, html = create_test_report(run, tmp_path / "report.html", images=ImageSettings(slides_folder=tmp_path / "moved"))
+    _, html = create_test_report(
+        run, tmp_path / "report.html", image_selection=ImageSelection(slides_folder=tmp_path / "moved")
+    )
     assert len(find_images(html, "Slide ")) == 6
     assert "No image: Several files match the slide" in page_text(html)
 
@@ -438,7 +448,7 @@ def test_omitted_images_are_reported(tmp_path, run_and_predictions):
     written, html = create_test_report(run, tmp_path / "report.html", max_image_bytes=20_000)
     assert sum(len(data) for data, *_ in find_images(html, "")) <= 20_000
     assert any("omitted: images are limited to 20 kB" in note for note in written.notes)
-    few, _ = create_test_report(run, tmp_path / "few.html", images=ImageSettings(heatmaps=2, tiles=0))
+    few, _ = create_test_report(run, tmp_path / "few.html", image_selection=ImageSelection(max_heatmaps=2, max_tiles=0))
     assert "3 other slides of this folder are not shown." in page_text((tmp_path / "few.html").read_text())
     assert few.notes == []
 
@@ -539,7 +549,7 @@ def test_damaged_runs_and_invalid_options_are_errors(tmp_path):
     with pytest.raises(InputError, match="--run only applies to a study"):
         create_test_report(run, tmp_path / "report.html", runs=("first",))
     with pytest.raises(InputError, match="--heatmaps is -1"):
-        create_test_report(run, tmp_path / "report.html", images=ImageSettings(heatmaps=-1))
+        create_test_report(run, tmp_path / "report.html", image_selection=ImageSelection(max_heatmaps=-1))
     with pytest.raises(InputError, match="--max-image-mb is -1"):
         create_test_report(run, tmp_path / "report.html", max_image_bytes=-1_000_000)
     evaluation = write_evaluation(run / "evaluation", run)

@@ -202,10 +202,10 @@ def test_columns_with_invalid_labels_are_noted_or_rejected(tmp_path):
     assert result.returncode == 0, result.stderr
     assert "labels must be 0, 1 or empty: KRAS has 'unknown' (s7) in 1 of 40 rows." in result.stdout
     assert "site" not in result.stdout
-    error = split_error(cohort, "--out", tmp_path / "x.csv", "--targets", "KRAS", "--targets", "site")
+    error = split_error(cohort, "--out", tmp_path / "x.csv", "--target", "KRAS", "--target", "site")
     assert "KRAS has 'unknown' (s7) in 1 of 40 rows" in error
     assert "site has 'b' (s0) in 40 of 40 rows" in error
-    assert "Did you mean: FGFR3" in split_error(cohort, "--out", tmp_path / "x.csv", "--targets", "FGFR")
+    assert "Did you mean: FGFR3" in split_error(cohort, "--out", tmp_path / "x.csv", "--target", "FGFR")
     assert not (tmp_path / "x.csv").exists()
 
 
@@ -213,7 +213,7 @@ def test_training_split_without_a_class_is_rejected(tmp_path):
     cohort = write_table(
         tmp_path / "cohort.csv", header="slide_id,path,patient_id,FGFR3,objective,ALK", extra=lambda _: ",0"
     )
-    error = split_error(cohort, "--out", tmp_path / "x.csv", "--targets", "ALK")
+    error = split_error(cohort, "--out", tmp_path / "x.csv", "--target", "ALK")
     assert "training split (column split):\n  ALK: 0 positive and 32 negative slides" in error
     assert not (tmp_path / "x.csv").exists()
 

@@ -5,7 +5,7 @@ import csv
 import pytest
 from study_results import make_results, make_study
 
-from tapfm.results.document import Paragraph, read_sections, write_sections
+from tapfm.results.document import Paragraph, read_sections_json, write_sections_json
 from tapfm.results.figure import Figure
 from tapfm.results.markdown import markdown_sections
 from tapfm.results.table import Table
@@ -43,15 +43,15 @@ def folder(tmp_path_factory):
 
 
 def test_sections_can_be_read_back(folder, tmp_path):
-    sections = read_sections(folder / "study.json", hint="")
+    sections = read_sections_json(folder / "study.json", hint="")
     assert [section.title for section in sections] == ["Overview", "AUC", "Convergence, time and memory"]
     assert (folder / "study.md").read_text().startswith(markdown_sections("A_study", sections, FILES).rstrip())
-    write_sections(tmp_path / "again.json", sections)
-    assert read_sections(tmp_path / "again.json", hint="") == sections
+    write_sections_json(tmp_path / "again.json", sections)
+    assert read_sections_json(tmp_path / "again.json", hint="") == sections
 
 
 def test_figures_have_files_and_notes_are_plain_text(folder):
-    blocks = [block for section in read_sections(folder / "study.json", hint="") for block in section.blocks]
+    blocks = [block for section in read_sections_json(folder / "study.json", hint="") for block in section.blocks]
     figures = [FILES[block.title] for block in blocks if isinstance(block, Figure)]
     assert figures == ["roc.png", "curves.png"]
     assert all((folder / name).read_bytes().startswith(b"\x89PNG") for name in figures)
@@ -69,7 +69,7 @@ def test_failed_steps_are_listed_with_their_command(folder):
 def test_tables_have_separate_files_with_the_same_values(folder):
     tables = {
         section.title: block
-        for section in read_sections(folder / "study.json", hint="")
+        for section in read_sections_json(folder / "study.json", hint="")
         for block in section.blocks
         if isinstance(block, Table)
     }
@@ -101,4 +101,4 @@ def test_study_without_results_has_a_report(tmp_path):
     assert "0 of 2 runs finished" in page
     assert "No results yet." in page
     assert not (tmp_path / "roc.png").exists()
-    assert len(read_sections(tmp_path / "study.json", hint="")) == 3
+    assert len(read_sections_json(tmp_path / "study.json", hint="")) == 3

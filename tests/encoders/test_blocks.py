@@ -14,7 +14,7 @@ from tapfm.adaptation.chunked import Chunking
 from tapfm.encoders import precision, vit
 from tapfm.encoders.adapters import Scope, apply_scope
 from tapfm.encoders.blocks import Recompute
-from tapfm.encoders.precision import can_compile, cast_weights
+from tapfm.encoders.precision import can_compile_on_gpu, cast_weights
 
 LEVELS = get_args(Recompute)
 
@@ -149,8 +149,8 @@ def test_compiled_code_is_stored_in_the_user_cache_if_writable(tmp_path, monkeyp
     assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == expected
 
 
-def test_can_compile_is_false_for_a_cpu():
-    assert not can_compile(torch.device("cpu"))
+def test_can_compile_on_gpu_is_false_for_a_cpu():
+    assert not can_compile_on_gpu(torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_can_compile_is_false_for_a_cpu():
         ((8, 0), "gcc", False, False),
     ],
 )
-def test_can_compile_needs_capability_compiler_and_headers(
+def test_can_compile_on_gpu_needs_capability_compiler_and_headers(
     monkeypatch, tmp_path, capability, compiler, headers, expected
 ):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -174,4 +174,4 @@ def test_can_compile_needs_capability_compiler_and_headers(
     monkeypatch.delenv("CC", raising=False)
     if headers:
         (tmp_path / "Python.h").touch()
-    assert can_compile(torch.device("cuda")) is expected
+    assert can_compile_on_gpu(torch.device("cuda")) is expected

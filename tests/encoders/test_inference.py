@@ -82,7 +82,7 @@ def test_blocks_are_compiled_for_large_jobs_or_on_request(monkeypatch):
     many = int(COMPILE_FROM_FLOP / flop_per_tile(small_encoder())) + 1
     assert not is_compiled(tiles=many)  # on a CPU
     assert is_compiled(tiles=1, compiled=True)
-    monkeypatch.setattr(inference, "can_compile", lambda _: True)
+    monkeypatch.setattr(inference, "can_compile_on_gpu", lambda _: True)
     assert is_compiled(tiles=many)
     assert not is_compiled(tiles=many // 2)
     assert not is_compiled(tiles=many, compiled=False)

@@ -11,7 +11,7 @@ from tapfm.encoders import inference
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import find_encoder_card
 from tapfm.encoders.inference import _CapturedGraph, _copy_to_device, prepare_encoder, wrap_encoder
-from tapfm.encoders.precision import can_compile
+from tapfm.encoders.precision import can_compile_on_gpu
 from tapfm.encoders.vit import VitEncoder
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -94,7 +94,7 @@ def test_encoder_that_cannot_be_captured_runs_without_a_graph(monkeypatch):
     torch.rand(3, device="cuda")  # the generator is not in capture mode
 
 
-@pytest.mark.skipif(not can_compile(CUDA), reason="needs triton")
+@pytest.mark.skipif(not can_compile_on_gpu(CUDA), reason="needs triton")
 @pytest.mark.parametrize("precision", ["bfloat16", "float8"])
 def test_compiled_blocks_give_the_same_features(monkeypatch, precision):
     if precision == "float8" and torch.cuda.get_device_capability() < (8, 9):

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from tapfm.errors import InputError
-from tapfm.results.document import Paragraph, Section, read_sections, write_sections
+from tapfm.results.document import Paragraph, Section, read_sections_json, write_sections_json
 from tapfm.results.estimate import Estimate
 from tapfm.results.figure import SERIES, Axis, Band, Bars, Figure, Line, Panel, Points, ReferenceLine
 from tapfm.results.figure_drawing import _COLOURS as COLOURS
@@ -154,8 +154,8 @@ def test_sections_are_read_back_from_json(tmp_path):
         [Column("a", text=True), Column("b")], [table_row("x", Cell(Estimate(0.5, reason="few"), "p 0.1", rank=1))]
     )
     sections = [Section("One", (Paragraph("text", warning=True), table, FIGURE)), Section("", ())]
-    write_sections(tmp_path / "sections.json", sections)
-    sections_read = read_sections(tmp_path / "sections.json", hint="")
+    write_sections_json(tmp_path / "sections.json", sections)
+    sections_read = read_sections_json(tmp_path / "sections.json", hint="")
     files = {FIGURE.title: "figure.png"}
     assert markdown_sections("T", sections_read, files) == markdown_sections("T", sections, files)
     assert draw_png(sections_read[0].blocks[2]) == draw_png(FIGURE)
@@ -163,9 +163,9 @@ def test_sections_are_read_back_from_json(tmp_path):
     not_finite = [
         Section("", [Table([Column("a")], [table_row(float("nan")), table_row(Estimate(0.5, float("-inf"), 1.0))])])
     ]
-    write_sections(tmp_path / "nan.json", not_finite)
-    first, second = read_sections(tmp_path / "nan.json", hint="")[0].blocks[0].rows
+    write_sections_json(tmp_path / "nan.json", not_finite)
+    first, second = read_sections_json(tmp_path / "nan.json", hint="")[0].blocks[0].rows
     assert (first.cells[0].value, second.cells[0].value.low) == (None, None)
     (tmp_path / "sections.json").write_text("[{}]")
     with pytest.raises(InputError, match="is damaged"):
-        read_sections(tmp_path / "sections.json", hint="")
+        read_sections_json(tmp_path / "sections.json", hint="")

@@ -115,7 +115,7 @@ def test_only_selects_slides_and_keeps_records_of_others(tmp_path):
     done = {"A": Record("a", "ok")}
     todo = again.select_remaining_jobs({"a": "A", "b": "B", "c": "C"}, only=["c"], force=True, load_finished=done.get)
     assert todo == {"c": "C"}
-    assert [(each.slide_id, each.status) for each in again.ordered_records] == [("a", "ok"), ("b", "failed")]
+    assert [(each.slide_id, each.status) for each in again.records_in_cohort_order] == [("a", "ok"), ("b", "failed")]
     assert again.failed[0].hint == "Copy it."
     todo = make_table(tmp_path / "new").select_remaining_jobs(
         {"a": "A", "b": "B", "c": "C"}, only=["c"], force=False, load_finished=lambda _: None

@@ -18,7 +18,7 @@ from tapfm.aggregators.catalog import find_aggregator_card
 from tapfm.config.settings import RunConfig
 from tapfm.encoders.catalog import find_encoder_card
 from tapfm.encoders.features import FeatureMetadata
-from tapfm.encoders.precision import can_compile
+from tapfm.encoders.precision import can_compile_on_gpu
 from tapfm.encoders.vit import VitEncoder
 from tapfm.errors import InputError
 from tapfm.runs.build import build_run_aggregator, load_trainable_encoder
@@ -87,7 +87,7 @@ def select_dtypes(config: RunConfig, device: torch.device) -> tuple[torch.dtype 
 
 def uses_compile(config: RunConfig, device: torch.device) -> bool:
     """Return whether the encoder's blocks are compiled."""
-    return can_compile(device) if config.machine.compile == "auto" else config.machine.compile
+    return can_compile_on_gpu(device) if config.machine.compile == "auto" else config.machine.compile
 
 
 def _training_precision(config: RunConfig, device: torch.device) -> Precision:
@@ -126,7 +126,8 @@ def planner_arguments(config: RunConfig) -> dict[str, Any]:
 def _check_stored_features(config: RunConfig, data: RunData) -> FeatureMetadata:
     """Return the metadata of the feature files.
 
-    Raises `InputError` if the features are not all from the same encoder, or lack what the aggregator needs.
+    Raises `InputError` if the files differ in encoder, weights, precision or feature size, if they were created with
+    another encoder than the configured one, or if they lack what the aggregator needs.
     """
     slides_by_source: dict[tuple[object, ...], list[RunSlide]] = {}
     aggregator = find_aggregator_card(config.aggregator.name)
@@ -144,9 +145,9 @@ def _check_stored_features(config: RunConfig, data: RunData) -> FeatureMetadata:
             )
         if aggregator.uses_coordinates and not metadata.has_coordinates:
             raise InputError(
-                f"{slide.features.path} ({metadata.origin}) has no tile positions, but the aggregator "
-                f"{aggregator.name} needs them.",
-                hint="Create features with positions: tapfm embed COHORT.csv --encoder NAME --out DIR\n"
+                f"{slide.features.path} ({metadata.origin}) has no tile coordinates in level-0 pixels, but the "
+                f"aggregator {aggregator.name} needs them.",
+                hint="Create features with coordinates: tapfm embed COHORT.csv --encoder NAME --out DIR\n"
                 'Or use an aggregator that needs none: aggregator.name = "abmil"',
             )
     if len(slides_by_source) > 1:

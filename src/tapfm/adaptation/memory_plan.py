@@ -17,7 +17,7 @@ from tapfm.config.settings import RunConfig
 from tapfm.encoders.adapters import Scope, apply_scope
 from tapfm.encoders.build import build_vit
 from tapfm.encoders.catalog import find_encoder_card
-from tapfm.encoders.precision import can_compile
+from tapfm.encoders.precision import can_compile_on_gpu
 from tapfm.encoders.vit import VitEncoder
 from tapfm.errors import InputError, SettingError
 from tapfm.runs.data import read_run_data
@@ -64,7 +64,7 @@ class MemoryPlan:
 def plan_memory(config: RunConfig, *, gpu_memory: Sequence[float], tiles: int | None) -> MemoryPlan:
     """Plan a run for this machine's GPU, or for GPUs with `gpu_memory` GB.
 
-    tiles: number of tiles per step; None: from the configuration.
+    tiles: number of tiles per slide and step; None: from the configuration.
 
     Raises `SettingError` if no plan fits on any of the GPUs.
     """
@@ -98,7 +98,7 @@ def _encoder_shape(encoder_name: str, scope: str) -> EncoderShape:
 
 
 def _count_tiles(config: RunConfig) -> int:
-    """Return the number of tiles per step: the setting, or the tiles of the largest slide."""
+    """Return the number of tiles per slide and step: the setting, or the tiles of the largest slide."""
     count = config.adaptation.tiles_per_slide
     if isinstance(count, int):
         return count
@@ -142,7 +142,7 @@ def _detect_gpu(config: RunConfig) -> Gpu | None:
         free,
         f"{free / GIB:.1f} GiB {source}, of {total / GIB:.1f} GiB",
         precision="bfloat16" if has_bfloat16 else "float16",
-        can_compile=can_compile(device),
+        can_compile=can_compile_on_gpu(device),
     )
 
 

@@ -144,7 +144,7 @@ class AdamW:
             self._step_shard(shard, scalars[shard.full_precision.dtype, shard.has_weight_decay], finite, seed)
 
     def _step_shard(self, shard: Shard, scalars: tuple[Tensor, ...], finite: Tensor, seed: Tensor) -> None:
-        """Update one shard. An offloaded shard is copied to the device and back."""
+        """Update one shard. Offloaded master weights and moments are copied to the device and back."""
         stored = dict(self._stored_tensors(shard))
         on_device = {name: t.to(self.device, non_blocking=True) for name, t in stored.items()}
         master = on_device.pop("master", None)

@@ -276,7 +276,7 @@ class _TrainingLoop:
             self.save_last()
             raise SlidesFailedError(
                 f"{format_count(count, 'slide')} failed (allowed: {self.settings.allow_failures}): {reasons}",
-                hint=f"Fix or exclude them, or pass --allow-failures {count}.",
+                hint=f"Fix or exclude them, or set TrainingSettings.allow_failures to {count}.",
             )
 
     def validate(self) -> list[Prediction]:

@@ -118,14 +118,18 @@ class StepReport(NamedTuple):
     checks: FiniteChecks
 
 
+# Updates weights. Its argument is a 0-dim bool tensor: whether the gradients are finite.
+UpdateFunction = Callable[[Tensor], object]
+
+
 def no_update(finite: Tensor) -> None:
     """Do nothing: the gradients stay in .grad for the caller."""
 
 
-def skip_unless_finite(update: Callable[[], object]) -> Callable[[Tensor], object]:
-    """Wrap an optimiser's `step` for `two_graph_step`: it runs only if the gradients are finite.
+def skip_unless_finite(update: Callable[[], object]) -> UpdateFunction:
+    """Wrap an optimiser's `step` for `two_graph_step`: `update` is called only if the gradients are finite.
 
-    The wrapper synchronises with the device.
+    The returned function synchronises with the device.
     """
 
     def checked(finite: Tensor) -> object:
@@ -142,16 +146,16 @@ def two_graph_step(
     targets: Targets,
     *,
     adaptation: AdaptationSettings = AdaptationSettings(),  # noqa: B008 - frozen
-    update_aggregator: Callable[[Tensor], object] = no_update,
-    update_encoder: Callable[[Tensor], object] = no_update,
+    update_aggregator: UpdateFunction = no_update,
+    update_encoder: UpdateFunction = no_update,
     loss_scale: Tensor | None = None,
     slide: str = "?",
 ) -> StepReport:
     """Run Algorithm 1 for one slide. Gradients are accumulated in .grad.
 
-    `update_aggregator` and `update_encoder` are called with a 0-dim bool tensor: whether the gradients are finite.
-    If it is false, they must not change any weight. This function does not wait for the device to check values, so it
-    does not raise for non-finite ones: call `checks.raise_if_not_finite` of the returned report.
+    If the gradients are not finite, `update_aggregator` and `update_encoder` must not change any weight. This function
+    does not wait for the device to check values, so it does not raise for non-finite ones: call
+    `checks.raise_if_not_finite` of the returned report.
 
     `loss_scale` multiplies the encoder's loss (for float16). The encoder's .grad is then scaled as well.
     """

@@ -40,7 +40,7 @@ def compute_tile_weights(r_K: Tensor, tau: float = 1.0) -> Tensor:
 
 def check_tau(tau: float) -> None:
     if not (0 < tau < math.inf):
-        raise SettingError(f"tau must be positive; got {tau}.", hint="The paper uses tau = 1.")
+        raise SettingError(f"tau must be positive and finite; got {tau}.", hint="The paper uses tau = 1.")
 
 
 class ClsAttention(nn.Module):

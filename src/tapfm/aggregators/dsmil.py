@@ -14,8 +14,8 @@ from tapfm.contracts import BagOutput, Targets, Task
 class Dsmil(nn.Module):
     """Two streams: one selects the critical tile m of each target, the other weights tiles by similarity to it.
 
-    weights_c = softmax over tiles of <q_i, q_m> / sqrt(size); bag_c = weighted sum of v; logit_c = <W_c, bag_c> + b_c.
-    The logit of a target depends only on its own bag; with one target this is the original DSMIL.
+    weights_c = softmax over tiles of <q_i, q_m> / sqrt(size); Z_c = weighted sum of v; logit_c = <W_c, Z_c> + b_c.
+    The logit of a target depends only on its own pooled feature Z_c; with one target this is the original DSMIL.
 
     nonlinear: compute the queries q with two layers instead of one.
     values: v = relu(V z) instead of v = z.

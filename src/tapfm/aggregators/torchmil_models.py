@@ -36,7 +36,7 @@ class TorchmilAggregator(nn.Module):
         self, feature_size: int, targets: int = 1, *, model: str, layer_norm: bool = False, **options: Any
     ) -> None:
         super().__init__()
-        assert targets == 1, "checked by AggregatorCard.check"
+        assert targets == 1, "torchmil models have one target"  # checked by AggregatorCard.check
         assert not layer_norm
         self.uses_coordinates = TORCHMIL_MODELS[model].uses_graph
         self.run_model = _RUN_FUNCTIONS.get(model, _run_attention_model)
@@ -56,7 +56,7 @@ class TorchmilAggregator(nn.Module):
         """Pool the tiles of one slide. The raw attention `r_K` is not used."""
         graph = {}
         if self.uses_coordinates:
-            assert coordinates_K2 is not None, "checked by SlideModel"
+            assert coordinates_K2 is not None, "graph models need tile coordinates"  # checked by SlideModel
             graph = {"adj": _build_adjacency(coordinates_K2.to(z_KD))[None]}
         output = self.run_model(self.model, z_KD[None], graph)
         return BagOutput(output.logit, None, tile_scores=output.tile_scores, extra_loss=output.extra_loss)
@@ -140,7 +140,7 @@ class _SmoothSvmLoss(nn.Module):
 
 def _run_dtfd(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> _TorchmilOutput:
     """Run DTFD-MIL, which assigns tiles to pseudo-bags at random; its extra loss is that of the pseudo-bags."""
-    with _seed_numpy_from_torch(model):
+    with _seed_numpy_from_torch(training=model.training):
         mask = torch.ones(tiles.shape[:2], device=tiles.device)  # its distillation does not run without a mask
         logit, bag_logits, tile_scores = model(tiles, mask, **graph, return_pseudo_pred=True, return_inst_cam=True)
 
@@ -151,13 +151,13 @@ def _run_dtfd(model: Any, tiles: Tensor, graph: dict[str, Tensor]) -> _TorchmilO
 
 
 @contextmanager
-def _seed_numpy_from_torch(model: nn.Module) -> Iterator[None]:
+def _seed_numpy_from_torch(*, training: bool) -> Iterator[None]:
     """Seed numpy's global generator, which torchmil uses, from torch's, which a resumed run restores.
 
-    In evaluation mode the seed is constant.
+    During inference the seed is 0.
     """
     before = np.random.get_state()
-    np.random.seed(int(torch.randint(2**32, ())) if model.training else 0)
+    np.random.seed(int(torch.randint(2**32, ())) if training else 0)
     try:
         yield
     finally:

@@ -46,6 +46,10 @@ class VarMil(nn.Module):
         return BagOutput(logits_C, tile_weights, contributions=contributions)
 
     def _compute_contributions(self, tile_weights: Tensor, projected: Tensor, mean: Tensor) -> Contributions:
-        """Decompose the logits into contributions: for a given mean, both halves of the bag are sums over tiles."""
+        """Decompose the logits into contributions of tiles.
+
+        The pooled feature is the weighted mean and the weighted variance, concatenated. If the mean is treated as a
+        constant, both are weighted sums over tiles.
+        """
         values = torch.cat([projected, (projected - mean) ** 2], 1)
         return compute_contributions(self.classifier, self.norm, tile_weights, values)

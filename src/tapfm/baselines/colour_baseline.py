@@ -59,8 +59,8 @@ def find_baseline_slides(model_folder: ModelFolder, data: EvaluationSlides) -> B
     return BaselineSlides(training, validation, evaluated)
 
 
-def has_slide_files(slides: BaselineSlides) -> bool:
-    """Return whether some training slides and some evaluated slides have tiles and an existing slide file."""
+def can_read_colours(slides: BaselineSlides) -> bool:
+    """Return whether a training slide and an evaluated slide have tiles and an existing slide file."""
     return all(
         any(each.tiles is not None and each.row.path.exists() for each in group)
         for group in (slides.training, slides.evaluated)
@@ -85,7 +85,9 @@ def predict_baseline(slides: BaselineSlides, targets: TargetKinds, colours: Colo
         return BaselinePredictions(
             (), (), f"The {BASELINE} is not available: too few training slides could be read for {missing}."
         )
-    inputs = "only the number of tiles, as no slide files were found" if colours is None else "colours and tile count"
+    inputs = "colours and tile count"
+    if colours is None:
+        inputs = "only the number of tiles; colours need tiles and slide files of training and evaluated slides"
     note = f"The {BASELINE} uses {inputs}. It was fitted to {format_count(len(training), 'training slide')}."
     if unreadable := len(slides.evaluated) - len(evaluated):
         note += f" It excludes {format_count(unreadable, 'slide')} that could not be read."

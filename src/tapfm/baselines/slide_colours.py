@@ -41,7 +41,7 @@ def read_colours(
     if todo:
         with (
             TileStream([_build_tile_request(key, slide) for key, slide in todo.items()], workers=workers) as stream,
-            SlideProgress(console, f"colours of {_TILES} tiles", slides=len(todo)) as progress,
+            SlideProgress(console, "reading colours", slides=len(todo)) as progress,
         ):
             for read in stream:
                 key = read.request.slide_id

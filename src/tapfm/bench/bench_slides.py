@@ -81,9 +81,10 @@ def slides_from_cohort(table: Path, tiles: Path, slides_folder: Path | None = No
         except TapfmError:
             continue  # counted in slides_without_tiles
     if not files:
+        slides_option: tuple[str | Path, ...] = () if slides_folder is None else ("--slides", slides_folder)
         raise CohortError(
             f"No slide of {table} has tiles in {tiles}.",
-            hint=f"To create them: {format_command('tile', table, '--out', tiles)}",
+            hint=f"To create them: {format_command('tile', table, *slides_option, '--out', tiles)}",
         )
     if any(row.split for row in cohort.rows):
         splits = read_splits(cohort)

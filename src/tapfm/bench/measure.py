@@ -43,16 +43,16 @@ _PACKAGES = ("torch", "timm", "numpy", "openslide-python", "tifffile", "imagecod
 
 @dataclass(frozen=True)
 class _Budget:
-    """Approximate duration of each measurement in seconds, without warm-up."""
+    """Approximate duration of each measurement in seconds, without warm-up, and the longest step on a CPU."""
 
     device_speed_s: float = 1.0
     reading_s: float = 3.0
     encoding_s: float = 3.0
     steps_s: float = 4.0
-    max_step_s: float = 2.0  # of one step on a CPU; limits its number of tiles
+    max_cpu_step_s: float = 2.0  # limits the number of tiles of a step on a CPU
 
 
-_QUICK = _Budget(device_speed_s=0.2, reading_s=0.5, encoding_s=0.5, steps_s=0.5, max_step_s=0.4)
+_QUICK = _Budget(device_speed_s=0.2, reading_s=0.5, encoding_s=0.5, steps_s=0.5, max_cpu_step_s=0.4)
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def _measure_all(
             )
     start_stage("encoding")
     encoding = measure_encoding(setup, matrix_product.tflops, budget_s=budget.encoding_s)
-    tiles = choose_tiles_per_step(setup, slides.mean_tiles, encoding, max_step_s=budget.max_step_s)
+    tiles = choose_tiles_per_step(setup, slides.mean_tiles, encoding, max_cpu_step_s=budget.max_cpu_step_s)
     steps = []
     for scope in scopes:
         for strategy in _STRATEGIES:

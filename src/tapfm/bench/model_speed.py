@@ -110,12 +110,12 @@ def _time_on_device(function: Callable[[], object], setup: BenchSetup, *, budget
     return _Measurement(timing.seconds, peak_gib(device), timing.warmup_s if setup.compiled else None)
 
 
-def choose_tiles_per_step(setup: BenchSetup, mean_tiles: int, encoding: EncodingSpeed, *, max_step_s: float) -> int:
-    """Return the number of tiles per step. On a CPU, a step takes at most about `max_step_s` seconds."""
+def choose_tiles_per_step(setup: BenchSetup, mean_tiles: int, encoding: EncodingSpeed, *, max_cpu_step_s: float) -> int:
+    """Return the number of tiles per step. On a CPU, a step takes at most about `max_cpu_step_s` seconds."""
     configured = setup.config.adaptation.tiles_per_slide
     tiles = configured if isinstance(configured, int) else min(mean_tiles, _MAX_STEP_TILES)
     if setup.device.type == "cpu" and encoding.tiles_per_second is not None:
-        tiles = min(tiles, int(max_step_s * encoding.tiles_per_second / _STEP_COST))
+        tiles = min(tiles, int(max_cpu_step_s * encoding.tiles_per_second / _STEP_COST))
     return max(tiles, _MIN_STEP_TILES)
 
 

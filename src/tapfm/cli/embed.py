@@ -49,7 +49,7 @@ def _print_result(result: workflow.EmbedResult, console: Console) -> None:
     tiles = sum(record.tiles for record in table.finished)
     print_line(
         console,
-        f"Encoded {len(table.finished):,} of {len(table.ordered_records):,} slides with {result.encoder} in "
+        f"Encoded {len(table.finished):,} of {len(table.records_in_cohort_order):,} slides with {result.encoder} in "
         f"{result.precision}: {tiles:,} tiles, feature size {result.feature_size:,}.",
     )
     incomplete = [record for record in table.finished if record.tiles_failed]

@@ -73,7 +73,7 @@ def _print_plan(planned: MemoryPlan, console: Console) -> None:
     trainable = "all" if shape.trainable_parameters == shape.parameters else f"{shape.trainable_parameters:,}"
     console.print(
         f"{config.encoder.name}: {shape.parameters:,} parameters, {trainable} trainable "
-        f"(scope {config.adaptation.scope}); {format_count(planned.tiles, 'tile')} per step.",
+        f"(scope {config.adaptation.scope}); {format_count(planned.tiles, 'tile')} per slide and step.",
         markup=False,
     )
     if planned.note:

@@ -16,7 +16,7 @@ def split(options: workflow.SplitOptions) -> None:
 
     Writes a copy of the table with a new column split, or with columns fold_0,
     fold_1, ... for cross-validation. If the table already has splits, the
-    command checks them (a patient in two splits is an error) and stops.
+    command ends with exit code 2 and says whether a patient is in two splits.
     --force replaces them without this check.
 
     \b
@@ -24,7 +24,7 @@ def split(options: workflow.SplitOptions) -> None:
       tapfm split cohort.csv --out split.csv
       tapfm split cohort.csv --out split.csv --fractions 0.7 0.1 0.2 --seed 1
       tapfm split cohort.csv --out folds.csv --folds 5   # cross-validation
-      tapfm split cohort.csv --out split.csv --targets EGFR --targets KRAS
+      tapfm split cohort.csv --out split.csv --target EGFR --target KRAS
     """
     _print_split(workflow.split.run(options, stderr_console()), stdout_console())
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tapfm.runtime.cohort_job import SlideTable
     from tapfm.tiles.records import TileRecord
 
-_MAX_WARNINGS = 10  # the others are in summary.csv
+_MAX_WARNED_SLIDES = 10  # in the printed list; summary.csv has all warnings
 
 
 @command(workflow.TileOptions, stop_message=RESUME_HINT)
@@ -54,21 +54,23 @@ def tile(options: workflow.TileOptions) -> None:
 def _print_result(table: SlideTable[TileRecord], console: Console) -> None:
     from tapfm.tiles.cohort_tiling import find_unrelated_tile_files
 
-    tiles = sum(record.tiles for record in table.ordered_records)
-    print_line(console, f"Tiled {len(table.finished):,} of {len(table.ordered_records):,} slides: {tiles:,} tiles.")
+    tiles = sum(record.tiles for record in table.records_in_cohort_order)
+    print_line(
+        console, f"Tiled {len(table.finished):,} of {len(table.records_in_cohort_order):,} slides: {tiles:,} tiles."
+    )
     if others := find_unrelated_tile_files(table):
         print_line(
             console,
             f"{table.folder / 'patches'} also contains {format_count(len(others), 'file')} of slides that are not in "
             f"this cohort, such as {others[0]}",
         )
-    warned = [record for record in table.ordered_records if record.warnings]
-    for record in warned[:_MAX_WARNINGS]:
+    warned = [record for record in table.records_in_cohort_order if record.warnings]
+    for record in warned[:_MAX_WARNED_SLIDES]:
         print_line(console, f"warning {record.slide_id}: {record.warnings}", "yellow")
-    if len(warned) > _MAX_WARNINGS:
+    if len(warned) > _MAX_WARNED_SLIDES:
         print_line(
             console,
-            f"... and {len(warned) - _MAX_WARNINGS:,} more warnings, in {table.folder / SUMMARY_FILE}",
+            f"... and {len(warned) - _MAX_WARNED_SLIDES:,} more slides with warnings, in {table.folder / SUMMARY_FILE}",
             "yellow",
         )
     print_failures(console, [(each.slide_id, each.hint) for each in table.failed], table.folder / FAILURES_FILE)

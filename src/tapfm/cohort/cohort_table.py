@@ -305,7 +305,7 @@ def _parse_row(
 
 
 def _is_valid_file_name(slide_id: str) -> bool:
-    """Return whether an id can be used as a file name."""
+    """Return whether an id without "/" can be used as a file name."""
     short = len(slide_id.encode()) <= _MAX_ID_BYTES
     return short and slide_id.isprintable() and "\\" not in slide_id and not slide_id.startswith(".")
 
@@ -336,7 +336,8 @@ def _find_slide_path(
     if len(found) == 1:
         if (first := finder.row_by_file.setdefault(found[0], row_number)) != row_number:
             problems.append(
-                f"row {row_number}: {found[0]} is the only file with that name, but row {first} already uses it"
+                f"row {row_number}: the only file found for {Path(text or slide_name).name} is {found[0]}, which row "
+                f"{first} already uses"
             )
             return None
         return found[0]

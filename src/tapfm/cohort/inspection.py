@@ -22,7 +22,11 @@ from tapfm.slides.slide import DAMAGED_FILE_HINT, Slide
 
 @dataclass(frozen=True)
 class InspectedSlide:
-    """Metadata of a slide. A slide with a `problem` cannot be tiled; one with `warnings` can."""
+    """Metadata of a slide.
+
+    problem: why the slide cannot be opened, has no scale or has pixels that cannot be decoded; empty if there is none.
+    warnings: do not prevent tiling.
+    """
 
     slide_id: str
     path: str
@@ -85,7 +89,7 @@ def _inspect_slide(row: SlideRow) -> InspectedSlide:
 
 
 def _read_sample_pixels(slide: Slide) -> None:
-    """Read a few pixels from the middle of each level; fast even without a pyramid."""
+    """Raise TileReadError if the 8 x 8 pixels in the middle of a level cannot be decoded."""
     for index, level in enumerate(slide.metadata.levels):
         slide.read_level(index, level.width_px // 2, level.height_px // 2, 8, 8)
 

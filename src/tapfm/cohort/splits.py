@@ -70,7 +70,12 @@ def read_splits(cohort: Cohort, fold: int | None = None) -> dict[str, str]:
         found = fold_names(cohort)
         raise CohortError(
             f"The cohort table has no {column}, so the slides for training are unknown.",
-            hint=(f"Choose one of {', '.join(found)}, or create splits: " if found else "Create splits: ") + command,
+            hint=(
+                f"Choose a fold with cohort.fold ({', '.join(found)}), or create splits: "
+                if found
+                else "Create splits: "
+            )
+            + command,
         )
     _check_patient_overlap(assigned, column, command=f"{command} --force")
     return {row.slide_id: split for row, split in assigned}
@@ -94,7 +99,7 @@ def _check_patient_overlap(
     column: str = "split",
     command: str = "tapfm split COHORT.csv --out SPLIT.csv --force",
 ) -> None:
-    """Raise CohortError if slides of a patient are in several splits, which would leak test data into training."""
+    """Raise CohortError if slides of a patient are in several splits (data leakage)."""
     slide_ids_by_patient: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for row, split in assigned:
         slide_ids_by_patient[row.patient_id][split].append(row.slide_id)

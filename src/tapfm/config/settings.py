@@ -180,7 +180,8 @@ class AugmentationSection(SettingsModel):
     blur: Probability = setting("probability of a Gaussian blur")
     blur_radius: tuple[Positive, Positive] = setting("minimum and maximum blur radius in pixels")
     stain_jitter: NotNegative = setting(
-        "random change of haematoxylin and eosin, at most this fraction of their amount, from 0 to below 1; 0: none",
+        "strength of the random change of stains, from 0 (none) to below 1: s multiplies the amounts of haematoxylin, "
+        "eosin and the residual by 1 - s to 1 + s, and shifts them by up to s times the fraction of light absorbed",
         default=0.0,
     )
 

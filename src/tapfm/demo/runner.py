@@ -60,7 +60,7 @@ def run_demo(size: DemoSize, out: Path, run_command: RunCommand, *, console: Con
         return folder
     result = results[failed.key]
     if result.exception is not None:
-        console.print(f"After fixing this, resume with: {resume_command}", markup=False, soft_wrap=True)
+        console.print(f"After fixing the error below, resume with: {resume_command}", markup=False, soft_wrap=True)
         raise result.exception
     hint = f"Finished steps are saved. To resume: {resume_command}"
     if result.exit_code > 128:
@@ -149,7 +149,7 @@ def _read_state(folder: DemoFolder, size: DemoSize) -> _State:
 
 
 def _settings_digest(size: DemoSize) -> str:
-    """Return a digest of everything that the results depend on."""
+    """Return a digest of the arguments of all steps, the settings of the runs and the version of tapfm."""
     arguments = [step.arguments for step in list_demo_steps(size, DemoFolder(Path("demo")))]
     return fingerprint(arguments, size.settings, size.resamples, __version__)
 

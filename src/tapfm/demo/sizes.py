@@ -41,7 +41,7 @@ class DemoSize:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings of RUN.toml for all runs of the study."""
+        """Table `settings` of the study: settings of RUN.toml for all runs, and in `fixed` for method fixed only."""
         return {
             "adaptation": {"tiles_per_slide": self.tiles_per_slide},
             "schedule": {"epochs": self.epochs, "first_cycle": self.epochs},

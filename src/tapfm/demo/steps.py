@@ -30,7 +30,7 @@ def list_demo_steps(size: DemoSize, folder: DemoFolder) -> list[Step]:
         out = folder.predictions(cohort_name)
         arguments = ["predict", "--model", folder.tapfm_run, folder.cohort_table(cohort_name), "--split", "test"]
         arguments += ["--tiles", folder.tiles(cohort_name), "--out", out, "--heatmaps", "--resume"]
-        title = f"Predict the {cohort_title} slides and draw a heatmap of each"
+        title = f"Predict the {cohort_title} slides and draw heatmaps"
         return step(f"predict-{cohort_name}", title, *arguments, expected_outputs=(out / "predictions.csv", out))
 
     steps = [

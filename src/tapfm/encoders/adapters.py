@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
     from tapfm.encoders.vit import VitEncoder
 
-_VALID = 'Valid: "full", "last:4" (the last 4 blocks and the final norm), "lora:16" (LoRA adapters of rank 16).'
+_VALID_SCOPES = (
+    'Valid: "full", "last:N" (the last N blocks and the final norm) or "lora:R" (LoRA adapters of rank R), for '
+    'example "last:4" or "lora:16".'
+)
 _ALPHA_PER_RANK = 2  # LoRA scales the output of its adapters by alpha / rank
 
 
@@ -31,14 +34,14 @@ class Scope:
     def __post_init__(self) -> None:
         valid = self.size is None if self.kind == "full" else self.size is not None and self.size >= 1
         if self.kind not in ("full", "last", "lora") or not valid:
-            raise SettingError(f"Unknown adaptation scope '{self}'.", hint=_VALID)
+            raise SettingError(f"Unknown adaptation scope '{self}'.", hint=_VALID_SCOPES)
 
     @classmethod
     def parse(cls, text: str) -> Scope:
-        """Parse "full", "last:n" or "lora:r"."""
+        """Parse "full", "last:N" or "lora:R"."""
         match = re.fullmatch(r"([a-z]+)(?::([0-9]{1,6}))?", text)
         if match is None:
-            raise SettingError(f"Unknown adaptation scope '{text}'.", hint=_VALID)
+            raise SettingError(f"Unknown adaptation scope '{text}'.", hint=_VALID_SCOPES)
         kind, size = match.groups()
         return cls(cast(Any, kind), None if size is None else int(size))  # raises SettingError for other kinds
 

@@ -1,7 +1,8 @@
-"""Convert checkpoint keys of other libraries to those of timm.
+"""Convert checkpoints of other libraries to the keys and tensors of timm.
 
-The format is recognised by the keys. Only the tensors in `_NON_ENCODER_KEYS` are dropped, and nothing is resampled;
-`weights.py` raises an error if the result does not match the encoder.
+The format is recognised by the keys. Query, key and value are joined. In DINOv2 with registers, the position embedding
+of the CLS token is added to that token. Only tensors whose keys match `_NON_ENCODER_KEYS` are dropped, and nothing is
+resampled. `weights.py` raises an error if the result does not match the encoder.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tapfm.contracts import EncodedTiles
 from tapfm.encoders.float8 import convert_to_float8
-from tapfm.encoders.precision import can_compile, cast_weights
+from tapfm.encoders.precision import can_compile_on_gpu, cast_weights
 from tapfm.encoders.vit import VitEncoder
 from tapfm.runtime.device_memory import unify_memory_errors
 
@@ -141,7 +141,7 @@ def prepare_encoder(
     if compiled is None:
         # without fused kernels, converting to float8 takes longer than its faster products save
         large = tiles * _estimate_flop_per_tile(encoder) >= _COMPILE_FROM_FLOP
-        compiled = can_compile(device) and (precision == "float8" or large)
+        compiled = can_compile_on_gpu(device) and (precision == "float8" or large)
     if compiled:
         encoder.compile_blocks()
     autocast = None if lowered or precision == "float32" else _precision_dtype(precision)

@@ -1,4 +1,4 @@
-"""Cast the weights of an encoder, and check whether torch can compile for a device."""
+"""Cast the weights of an encoder, and check whether torch.compile can be used on a GPU."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ def cast_weights(encoder: VitEncoder, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
-def can_compile(device: torch.device) -> bool:
-    """Return whether torch.compile works and saves time: on a supported GPU with triton and a C compiler."""
+def can_compile_on_gpu(device: torch.device) -> bool:
+    """Return whether torch.compile works on this GPU: it needs triton, a C compiler and the Python headers.
+
+    False for a CPU.
+    """
     if device.type != "cuda" or not torch.cuda.is_available() or torch.cuda.get_device_capability(device) < (7, 0):
         return False
     return importlib.util.find_spec("triton") is not None and _can_build_extensions()

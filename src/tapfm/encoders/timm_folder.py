@@ -86,7 +86,7 @@ def _is_replaceable(folder: Path) -> bool:
 
 
 def _read_config(config: Path) -> dict[str, Any]:
-    """Read a config.json; return an empty dict if it is not a JSON object."""
+    """Read a config.json; return an empty dict if it cannot be read or is not a JSON object."""
     try:
         content = json.loads(config.read_text("utf-8"))
     except (OSError, ValueError):

@@ -98,12 +98,12 @@ def _build_pairs_table(comparison: Comparison) -> Table:
         aucs = [comparison.aucs[name, pair.target].value for name in (pair.first, pair.second)]
         values = [*aucs, pair.difference.value, pair.difference.low, pair.difference.high]
         p_values = pair.p_delong, pair.p_bootstrap, pair.p_holm
-        rows.append(table_row(pair.first, pair.second, pair.target, *values, *p_values, _missing_reason(pair)))
+        rows.append(table_row(pair.first, pair.second, pair.target, *values, *p_values, _describe_missing(pair)))
     return Table([Column(name) for name in (*names, "p_delong", "p_bootstrap", "p_holm", "reason")], rows)
 
 
-def _missing_reason(pair: PairedComparison) -> str:
-    """Return why values of a pair are missing; empty if none are."""
+def _describe_missing(pair: PairedComparison) -> str:
+    """Return why values of a pair are missing, or how many resamples were excluded; empty if neither applies."""
     return "; ".join(dict.fromkeys(each for each in (pair.difference.reason, pair.reason) if each))
 
 
@@ -150,7 +150,7 @@ def _build_sections(
         Section("AUC differences", [build_differences_table(comparison), figure]),
     ]
     missing = dict.fromkeys(
-        f"- {target_title(pair.target)}: {reason}" for pair in comparison.pairs if (reason := _missing_reason(pair))
+        f"- {target_title(pair.target)}: {reason}" for pair in comparison.pairs if (reason := _describe_missing(pair))
     )
     for title, lines in (("Missing values", list(missing)), ("Excluded", _list_excluded(comparison))):
         if lines:

@@ -57,7 +57,7 @@ def build_target_panels(evaluated: EvaluatedPredictions, target: str, kind: Targ
 
 
 def build_evaluation_figures(evaluated: EvaluatedPredictions, targets: TargetKinds, title: str) -> dict[str, Figure]:
-    """Return the figures of all targets, by file name."""
+    """Return each figure, such as "roc", with one panel per target, by file name without suffix."""
     panels: dict[str, list[Panel]] = {}
     for target, kind in targets.items():
         for name, panel in build_target_panels(evaluated, target, kind).items():

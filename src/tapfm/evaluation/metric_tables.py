@@ -241,7 +241,7 @@ def build_overview_table(results: EvaluationResults, metrics: Sequence[str]) -> 
 
 
 def build_baseline_tables(results: EvaluationResults) -> list[Table]:
-    """Return a table that compares the model with the baseline; empty without a baseline."""
+    """Return a list with one table, which compares the model with the baseline; an empty list without a baseline."""
     others = [model for model in results.models if model != MODEL]
     if not others:
         return []
@@ -265,7 +265,7 @@ def build_baseline_tables(results: EvaluationResults) -> list[Table]:
 
 
 def build_subgroup_tables(results: EvaluationResults) -> list[Table]:
-    """Return a table with a row for each subgroup and target; empty without subgroups."""
+    """Return a list with one table, with a row for each subgroup and target; an empty list without subgroups."""
     rows = []
     for name in dict.fromkeys(row.subgroup for row in results.rows if row.subgroup):
         found = results.select_metrics(MODEL, name)

@@ -28,7 +28,7 @@ class Thresholds:
     """Thresholds by target, chosen on the validation split; None if a target has none."""
 
     youden: Mapping[str, float | None]
-    at_sensitivity: Mapping[str, float | None]  # reach `sensitivity`
+    at_sensitivity: Mapping[str, float | None]  # the highest thresholds that reach `sensitivity`
     sensitivity: float
 
 

@@ -52,7 +52,7 @@ class FinishedSlides:
         for line in lines:
             try:
                 key, slide_id, *values = json.loads(line)
-                if key == self._key(slide_id):
+                if key == self._line_key(slide_id):
                     finished[slide_id] = FinishedSlide(*values)
             except (ValueError, TypeError):
                 continue
@@ -62,12 +62,13 @@ class FinishedSlides:
         try:
             with self._path.open("a", encoding="utf-8") as file:
                 # starts with a line break: the line before may be truncated
-                file.write("\n" + json.dumps([self._key(slide_id), slide_id, *slide]))
+                file.write("\n" + json.dumps([self._line_key(slide_id), slide_id, *slide]))
         except OSError as error:
             raise_if_disk_full(error, self._path)
             raise
 
-    def _key(self, slide_id: str) -> str:
+    def _line_key(self, slide_id: str) -> str:
+        """Return what a valid line of the slide starts with: model, version and, if known, digest of its content."""
         return f"{self._model} {self._digests[slide_id]}" if slide_id in self._digests else self._model
 
 

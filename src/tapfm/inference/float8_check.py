@@ -75,5 +75,7 @@ def _measure_change(predictor: Predictor, slide_id: str, slide: SlideTiles, work
 
     failed = predictor.run([slide_id], bags, compare).get(slide_id)
     if failed is not None and failed.stage == "predict":
-        raise RunError(f"float8 cannot be checked on slide {slide_id}: {failed.reason}.", hint=_OTHER_PRECISION)
+        raise RunError(
+            f"float8 cannot be checked on slide {slide_id}: {failed.reason.rstrip('.')}.", hint=_OTHER_PRECISION
+        )
     return changes[0] if changes else None

@@ -135,7 +135,7 @@ def _check_features_match(saved: SavedModel, slides: Sequence[RunSlide]) -> None
         elif card.uses_attention and not metadata.has_attention:
             problem = f"({metadata.origin}) has no raw attention, which {card.name} uses to weight tiles"
         elif card.uses_coordinates and not metadata.has_coordinates:
-            problem = f"({metadata.origin}) has no tile coordinates, which {card.name} uses"
+            problem = f"({metadata.origin}) has no tile coordinates in level-0 pixels, which {card.name} uses"
         else:
             continue
         raise FeatureStoreError(

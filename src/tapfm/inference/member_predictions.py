@@ -78,5 +78,5 @@ def _find_run_predictions(
     known: dict[str, FinishedSlide] = {}
     for split in {slide.split for slide in slides}:
         known |= FinishedSlides(member.folder / f".predictions-{split}.jsonl", member.weights_digest).read()
-    wanted = {slide.slide_id for slide in slides} & {row["slide_id"] for row in member.read_slide_rows()}
+    wanted = {slide.slide_id for slide in slides} & {row["slide_id"] for row in member.read_split_rows()}
     return {slide_id: slide for slide_id, slide in known.items() if slide_id in wanted}

@@ -6,6 +6,7 @@ import numpy as np
 
 from tapfm.metrics.arrays import Flags, Floats, check_scores
 
+# as in scikit-learn: (false positive rates, true positive rates, thresholds) or (precision, recall, thresholds)
 Curve = tuple[Floats, Floats, Floats]
 
 

@@ -14,7 +14,7 @@ from tapfm.metrics.ranking import explain_undefined
 
 @dataclass(frozen=True)
 class ThresholdMetrics:
-    """Metrics of the predictions at a threshold; None if the denominator is 0."""
+    """Metrics of the predictions at a threshold; None if undefined, for example sensitivity without positives."""
 
     sensitivity: float | None
     specificity: float | None

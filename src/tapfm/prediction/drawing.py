@@ -71,7 +71,7 @@ def draw_slides(
 
 
 def _plan_drawing(folder: Path, outputs: OutputOptions) -> _DrawingJob | None:
-    """Return the outputs that a slide still lacks, or None if all exist."""
+    """Return a job for the requested outputs that are missing or outdated, or None if all are up to date."""
     slide = PredictedSlide.read(folder)
     key = fingerprint(DRAWING_VERSION, slide.key, {target: asdict(each) for target, each in slide.targets.items()})
     existing = _find_drawn_files(folder, key)

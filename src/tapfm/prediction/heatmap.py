@@ -31,7 +31,7 @@ _MIN_WIDTH_PX = 640  # of a sheet, so that the text fits even if the slide is sm
 _OPACITY = 0.6
 GREY_TEXT: Colour = (98, 102, 114)
 LINE_COLOUR: Colour = (150, 154, 164)
-_PNG_KEY = "tapfm"  # key of the PNG text chunk with the metadata
+_PNG_METADATA_KEY = "tapfm"  # key of the PNG text chunk with the metadata
 
 
 def overlay_tiles(
@@ -140,7 +140,7 @@ def encode_png(image: Image.Image, metadata: dict[str, object] | None = None) ->
     """Return the image as PNG, with optional metadata. The output is deterministic."""
     texts = PngInfo()
     if metadata is not None:
-        texts.add_text(_PNG_KEY, json.dumps(metadata))
+        texts.add_text(_PNG_METADATA_KEY, json.dumps(metadata))
     buffer = io.BytesIO()
     image.save(buffer, "PNG", pnginfo=texts, compress_level=3)  # higher levels are much slower and save a few percent
     return buffer.getvalue()

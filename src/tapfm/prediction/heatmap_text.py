@@ -84,7 +84,7 @@ def describe_clipped_tiles(values: Values, scale: ColourScale) -> str:
 
 
 def _format_distinct(first: float, second: float) -> tuple[str, str]:
-    """Format two values with as many digits as are needed to tell them apart, at most six."""
+    """Format two values with three significant digits, or with up to six if the texts would be equal."""
     for digits in range(3, 7):
         texts = format_value(first, digits=digits), format_value(second, digits=digits)
         if texts[0] != texts[1]:

@@ -137,7 +137,7 @@ def _find_tiling_settings(member: ModelMember) -> Mapping[str, Any] | None:
     folder = member.config.tiles.folder
     if folder is None:
         return None
-    for slide in member.read_slide_rows():
+    for slide in member.read_split_rows():
         try:
             return read_slide_tiles(folder, slide["slide_id"]).tiling_settings
         except TapfmError:

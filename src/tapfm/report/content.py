@@ -54,7 +54,7 @@ class PredictionRow:
 
 @dataclass(frozen=True)
 class PredictionTable:
-    """The table of all slides, which the reader can sort and filter."""
+    """The table of predictions, which the reader can sort and filter."""
 
     kind: ClassVar[str] = "predictions"
     rows_shown: ClassVar[int] = 300  # initially; a browser needs seconds to render thousands of rows

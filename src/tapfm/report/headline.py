@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tapfm.evaluation.metric_values import target_title
-from tapfm.report.evaluated_slide_set import EvaluatedSlideSet
+from tapfm.report.slide_set_results import SlideSetResults
 from tapfm.results.table import Cell, Column, Row, Table, table_row
 
 
-def build_headline_table(named_results: Sequence[tuple[str, EvaluatedSlideSet]]) -> Table:
+def build_headline_table(named_results: Sequence[tuple[str, SlideSetResults]]) -> Table:
     """Return the main metric (AUC) of each target on each set of slides.
 
     named_results: pairs of run name and result; the name is empty if there is only one run.

@@ -73,11 +73,11 @@ class ImageBudget:
 
 
 @dataclass(frozen=True)
-class ImageSettings:
-    """Number of heatmaps per prediction folder, number of tiles per gallery, and the folder of moved slides."""
+class ImageSelection:
+    """How many heatmaps and tiles the report shows, and where to search for moved slides."""
 
-    heatmaps: int = 12
-    tiles: int = 12
+    max_heatmaps: int = 12  # per prediction folder
+    max_tiles: int = 12  # per gallery
     slides_folder: Path | None = None
 
 
@@ -93,7 +93,10 @@ class _ChosenSlide:
 
 @dataclass(frozen=True, order=True)
 class _Outcome:
-    """Outcome of a call. Heatmaps are shown in order of priority: wrong, correct, without label, without call."""
+    """Outcome of a call. `_choose_slides` takes one slide of each outcome in turn, in the order of `priority`.
+
+    The order is: wrong, correct, without label, without call.
+    """
 
     priority: int
     text: str
@@ -144,13 +147,13 @@ def _main_layer(predicted: PredictedSlide, target: str) -> Layer | None:
 def build_heatmap_blocks(
     folder: PredictionFolder,
     slides: Sequence[PredictedSlide],
-    settings: ImageSettings,
+    selection: ImageSelection,
     finder: SlideFinder | None,
     budget: ImageBudget,
     progress: SlideProgress,
 ) -> list[Block]:
     """Return the heatmaps of some slides of a prediction folder."""
-    chosen = _choose_slides(slides, _read_targets(folder), settings.heatmaps)
+    chosen = _choose_slides(slides, _read_targets(folder), selection.max_heatmaps)
     heatmaps: list[SlideHeatmap] = []
     colour_bars: dict[ColourBar, None] = {}  # an ordered set
     omitted = 0
@@ -264,7 +267,7 @@ class _RankedTile:
 def build_tile_blocks(
     folder: PredictionFolder,
     slides: Sequence[PredictedSlide],
-    settings: ImageSettings,
+    selection: ImageSelection,
     finder: SlideFinder | None,
     budget: ImageBudget,
 ) -> list[Block]:
@@ -272,7 +275,7 @@ def build_tile_blocks(
     targets = _read_targets(folder)
     readable: dict[str, PredictedSlide] = {}
     candidates: dict[tuple[str, int], list[_RankedTile]] = {}  # by target and call
-    limits = {target: _tiles_per_slide(slides, target, settings.tiles) for target in targets}
+    limits = {target: _tiles_per_slide(slides, target, selection.max_tiles) for target in targets}
     for slide in slides:
         try:
             path, table = _find_file(finder, slide), folder.tiles(slide.slide_id)
@@ -280,13 +283,13 @@ def build_tile_blocks(
             continue  # counted below
         readable[slide.slide_id] = replace(slide, path=path)
         for target in targets:
-            _add_candidates(candidates, slide, table, target, settings.tiles, limits[target])
+            _add_candidates(candidates, slide, table, target, selection.max_tiles, limits[target])
     blocks: list[Block] = []
     if missing := len(slides) - len(readable):
         blocks.append(Paragraph(f"{format_count(missing, 'slide')} not included: slide file or tile table missing."))
     for target in targets:
         for call in (1, 0):
-            tiles = heapq.nlargest(settings.tiles, candidates.get((target, call), []))
+            tiles = heapq.nlargest(selection.max_tiles, candidates.get((target, call), []))
             if tiles:
                 blocks.append(_build_tile_gallery(folder, target, call, tiles, readable, budget, limits[target][call]))
     return blocks
@@ -329,7 +332,7 @@ def _call_or_default(prediction: TargetPrediction) -> int:
 
 
 def _is_signed(layer: Layer) -> bool:
-    """Return whether low values are evidence against a target. Low attention or weight is not."""
+    """Return whether low values lower the probability: true for contributions and scores, not for weights."""
     return layer.kind in ("contribution", "score")
 
 

@@ -13,7 +13,7 @@ from tapfm.errors import InputError
 from tapfm.report.appendix import build_configuration_blocks, build_licence_blocks, build_sources_table
 from tapfm.report.content import Collapsible, Page, PageSection
 from tapfm.report.headline import build_headline_table
-from tapfm.report.heatmap_blocks import ImageBudget, ImageSettings
+from tapfm.report.heatmap_blocks import ImageBudget, ImageSelection
 from tapfm.report.html_page import is_report_file, render_page
 from tapfm.report.reported_run import ReportedRun, count_training_slides
 from tapfm.report.reported_study import ReportedStudy, build_study_headline, read_study_sections
@@ -45,15 +45,15 @@ class PageOptions:
     predictions: tuple[Path, ...] = ()
     runs: tuple[str, ...] = ()  # names of the runs of a study to show in detail
     title: str | None = None
-    images: ImageSettings = field(default_factory=ImageSettings)
+    image_selection: ImageSelection = field(default_factory=ImageSelection)
     max_image_bytes: int = 20_000_000
     resamples: int = 2000
     force: bool = False
 
     def __post_init__(self) -> None:
         for option, value, minimum in (
-            ("--heatmaps", self.images.heatmaps, 0),
-            ("--tiles", self.images.tiles, 0),
+            ("--heatmaps", self.image_selection.max_heatmaps, 0),
+            ("--gallery-tiles", self.image_selection.max_tiles, 0),
             ("--max-image-mb", self.max_image_bytes / 1e6, 0),
             ("--resamples", self.resamples, 1),
         ):
@@ -125,7 +125,7 @@ def _build_page(
         build_training_section(runs),
         build_results_section(sources),
         build_predictions_section(sources),
-        *build_image_sections(sources, options.images, budget, console),
+        *build_image_sections(sources, options.image_selection, budget, console),
         build_failures_section(sources),
         PageSection("Licence of the encoder", build_licence_blocks(runs)),
         PageSection("Configuration and sources", configuration),
@@ -195,7 +195,10 @@ def _summarise_run(run: ReportedRun) -> str:
 
 
 def _build_headline(sources: ReportSources) -> Table | None:
-    """Return the AUCs of a study, or of held-out slides, or of all slides if no slides were held out."""
+    """Return the AUCs of a study or, without one, of the runs: on held-out slides, or on others if there are none.
+
+    None without results.
+    """
     if sources.study is not None and (table := build_study_headline(sources.study)) is not None:
         return table
     named_results = sources.named_results()
@@ -209,7 +212,7 @@ def _list_warnings(sources: ReportSources, budget: ImageBudget) -> list[str]:
     if sources.study is not None:
         warnings += _list_study_warnings(sources.study)
     for folder in [*sources.evaluations, *sources.predictions]:
-        if not any(folder.is_result_of(run.weights_sha256) for run in sources.runs):
+        if not any(folder.is_result_of(run.best_checkpoint_sha256) for run in sources.runs):
             warnings.append(f"{folder.path} contains results of {folder.describe_model()}.")
     named_results = sources.named_results()
     if named_results and all(result.warning for _, result in named_results):
@@ -248,7 +251,7 @@ def _list_study_warnings(study: ReportedStudy) -> list[str]:
 
 def _build_sources_table(sources: ReportSources) -> Table:
     rows = [] if sources.study is None else [("study", sources.study.folder, "")]
-    rows += [("run", run.folder, (run.weights_sha256 or "-")[:_DIGEST_LENGTH]) for run in sources.runs]
+    rows += [("run", run.folder, (run.best_checkpoint_sha256 or "-")[:_DIGEST_LENGTH]) for run in sources.runs]
     for kind, folders in (("evaluation", sources.evaluations), ("predictions", sources.predictions)):
         for folder in folders:
             digests = ", ".join(digest[:_DIGEST_LENGTH] for digest in sorted(folder.weights_digests()))

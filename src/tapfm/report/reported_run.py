@@ -36,8 +36,11 @@ class ReportedRun:
     finished: bool
 
     @cached_property
-    def weights_sha256(self) -> str | None:
-        """SHA-256 of the best checkpoint, computed on first use because a study has many large checkpoints."""
+    def best_checkpoint_sha256(self) -> str | None:
+        """SHA-256 of the best checkpoint, or None if there is none yet.
+
+        Computed on first use, because a study has many large checkpoints.
+        """
         path = self.folder / _BEST_CHECKPOINT
         return file_sha256(path) if path.is_file() else None
 

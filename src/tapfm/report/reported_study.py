@@ -12,7 +12,7 @@ from tapfm.evaluation.metric_values import MACRO, target_title
 from tapfm.report.content import PageSection
 from tapfm.report.reported_run import ReportedRun, read_run, read_table
 from tapfm.report.result_folders import STUDY_TOML
-from tapfm.results.document import read_sections
+from tapfm.results.document import read_sections_json
 from tapfm.results.table import Cell, Column, Table, table_row
 from tapfm.runs.ensemble import is_run
 from tapfm.runtime.messages import format_command, format_count
@@ -92,7 +92,9 @@ def select_runs(
             )
     if names:
         return [study.runs[name] for name in names], ""
-    if weights_digests and (matching := [run for run in study.runs.values() if run.weights_sha256 in weights_digests]):
+    if weights_digests and (
+        matching := [run for run in study.runs.values() if run.best_checkpoint_sha256 in weights_digests]
+    ):
         return matching, ""
     best: dict[tuple[str, ...], ReportedRun] = {}
     for run in study.finished_runs:
@@ -131,5 +133,5 @@ def read_study_sections(study: ReportedStudy) -> list[PageSection]:
     """Read the tables and figures of a study from study.json."""
     if not study.has_sections:
         return []
-    sections = read_sections(study.folder / _STUDY_JSON, hint=f"Create it again: {study.tables_command}")
+    sections = read_sections_json(study.folder / _STUDY_JSON, hint=f"Create it again: {study.tables_command}")
     return [PageSection(each.title, each.blocks) for each in sections]

@@ -9,13 +9,13 @@ from tapfm.evaluation.metric_values import target_title
 from tapfm.evaluation.model_comparison import compare_models
 from tapfm.evaluation.predictions import Prediction, slide_key
 from tapfm.report.content import Block
-from tapfm.report.evaluated_slide_set import EvaluatedSlideSet
 from tapfm.report.reported_run import ReportedRun
+from tapfm.report.slide_set_results import SlideSetResults
 from tapfm.results.document import Paragraph
 from tapfm.results.table import Column, Table, table_row
 from tapfm.tasks.target import Label
 
-ResultsByRun = Mapping[str, Sequence[EvaluatedSlideSet]]  # by name of the run
+ResultsByRun = Mapping[str, Sequence[SlideSetResults]]  # by name of the run
 
 
 def build_comparison_blocks(runs: Sequence[ReportedRun], results: ResultsByRun) -> list[Block]:
@@ -35,11 +35,11 @@ def build_comparison_blocks(runs: Sequence[ReportedRun], results: ResultsByRun) 
     return blocks or [Paragraph("The runs were not evaluated on a common set of slides.")]
 
 
-def _set_title(result: EvaluatedSlideSet) -> str:
+def _set_title(result: SlideSetResults) -> str:
     return result.title_without_folder or result.title
 
 
-def _build_auc_table(title: str, results: Mapping[str, EvaluatedSlideSet]) -> Table:
+def _build_auc_table(title: str, results: Mapping[str, SlideSetResults]) -> Table:
     """Return the AUCs: a row for each run, a column for each target."""
     targets = list(dict.fromkeys(target for result in results.values() for target in result.results.targets_and_mean))
     rows = []
@@ -50,7 +50,7 @@ def _build_auc_table(title: str, results: Mapping[str, EvaluatedSlideSet]) -> Ta
     return Table(columns, rows, f"AUC, {title}")
 
 
-def _build_differences(title: str, results: Mapping[str, EvaluatedSlideSet]) -> Block:
+def _build_differences(title: str, results: Mapping[str, SlideSetResults]) -> Block:
     """Return paired tests if all runs have the same slides, labels and targets; otherwise a note."""
     first, *others = results.values()
     comparable = all(

@@ -17,9 +17,9 @@ from tapfm.evaluation.model_evaluation import (
     evaluate_predictions,
 )
 from tapfm.evaluation.predictions import Prediction, read_predictions
-from tapfm.report.evaluated_slide_set import EvaluatedSlideSet
 from tapfm.report.reported_run import ReportedRun
 from tapfm.report.result_folders import ResultFolder
+from tapfm.report.slide_set_results import SlideSetResults
 from tapfm.runtime.messages import format_count
 from tapfm.tasks.catalog import target_kinds
 
@@ -33,7 +33,7 @@ _WARNINGS = {  # for splits of the run's own cohort
 }
 
 
-def _evaluate_split(run: ReportedRun, split: str, resamples: int) -> EvaluatedSlideSet:
+def _evaluate_split(run: ReportedRun, split: str, resamples: int) -> SlideSetResults:
     """Compute the metrics of a split from the predictions in the run folder."""
     predictions, validation = run.predictions[split], run.predictions.get(VALIDATION, ())
     settings, targets = EvaluationSettings(run.unit, resamples=resamples), target_kinds(run.targets)
@@ -61,7 +61,7 @@ def _evaluate_split(run: ReportedRun, split: str, resamples: int) -> EvaluatedSl
             "seed": settings.seed,
         },
     )
-    return EvaluatedSlideSet(
+    return SlideSetResults(
         title=_TITLES.get(split, split),
         description=f"{_describe_size(predictions)} from the run's own cohort, with all tiles. The metrics were "
         f"computed for this report from predictions-{split}.csv. {describe_intervals(run.unit, resamples)}",
@@ -71,7 +71,7 @@ def _evaluate_split(run: ReportedRun, split: str, resamples: int) -> EvaluatedSl
     )
 
 
-def _read_evaluation(folder: ResultFolder, run: ReportedRun) -> EvaluatedSlideSet:
+def _read_evaluation(folder: ResultFolder, run: ReportedRun) -> SlideSetResults:
     """Read the results of `tapfm evaluate`. The title contains the model if it is not the run."""
     results = read_metrics_json(folder.path / "metrics.json")
     about = results.about
@@ -80,9 +80,9 @@ def _read_evaluation(folder: ResultFolder, run: ReportedRun) -> EvaluatedSlideSe
     cohort = f"the run's own cohort ({table})" if own_cohort else "another cohort"
     intervals = describe_intervals(about["unit"], about["resamples"])
     predictions = read_predictions(folder.path / "predictions.csv")
-    model = "" if folder.is_result_of(run.weights_sha256) else Path(folder.model).name
+    model = "" if folder.is_result_of(run.best_checkpoint_sha256) else Path(folder.model).name
     model_notes = [f"These are results of {folder.describe_model()}, not of the run {run.name}."] if model else []
-    return EvaluatedSlideSet(
+    return SlideSetResults(
         title=f"{title}, by {model}" if model else title,
         description=f"{_describe_size(predictions)} from {cohort}, with all tiles. The metrics were computed by "
         f"tapfm evaluate (folder {folder.path.name}). {intervals}",
@@ -106,7 +106,7 @@ def _describe_size(predictions: Sequence[Prediction]) -> str:
     return f"{format_count(len(predictions), 'slide')} of {format_count(patients, 'patient')}"
 
 
-def read_run_results(run: ReportedRun, evaluations: list[ResultFolder], resamples: int) -> list[EvaluatedSlideSet]:
+def read_run_results(run: ReportedRun, evaluations: list[ResultFolder], resamples: int) -> list[SlideSetResults]:
     """Return the results of a run: test first, then other cohorts, and sets with optimistic metrics last.
 
     Metrics are computed here only for splits without an evaluation.
@@ -122,7 +122,7 @@ def read_run_results(run: ReportedRun, evaluations: list[ResultFolder], resample
     return _make_titles_unique(in_order)
 
 
-def _make_titles_unique(results: Sequence[tuple[str, EvaluatedSlideSet]]) -> list[EvaluatedSlideSet]:
+def _make_titles_unique(results: Sequence[tuple[str, SlideSetResults]]) -> list[SlideSetResults]:
     """Add the folder name to titles that occur more than once.
 
     results: pairs of folder name and result.

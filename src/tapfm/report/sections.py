@@ -14,11 +14,11 @@ from tapfm.prediction.folder import PredictionFolder
 from tapfm.prediction.slide_files import make_slide_finder
 from tapfm.report.appendix import build_failures_table
 from tapfm.report.content import Block, Collapsible, PageSection, PredictionRow, PredictionTable
-from tapfm.report.evaluated_slide_set import EvaluatedSlideSet
-from tapfm.report.heatmap_blocks import ImageBudget, ImageSettings, build_heatmap_blocks, build_tile_blocks
+from tapfm.report.heatmap_blocks import ImageBudget, ImageSelection, build_heatmap_blocks, build_tile_blocks
 from tapfm.report.reported_run import ReportedRun
 from tapfm.report.result_folders import ResultFolder
 from tapfm.report.slide_counts import build_slide_count_blocks
+from tapfm.report.slide_set_results import SlideSetResults
 from tapfm.report.sources import ReportSources
 from tapfm.results.document import Paragraph
 from tapfm.results.figure import Figure
@@ -78,7 +78,7 @@ def build_results_section(sources: ReportSources) -> PageSection:
     return PageSection("Results", blocks, intro)
 
 
-def _build_result_figures(result: EvaluatedSlideSet) -> list[Figure]:
+def _build_result_figures(result: SlideSetResults) -> list[Figure]:
     """Return a figure for each target. With several targets, the target is the title."""
     evaluated, several_targets = result.to_evaluated_predictions(), len(result.targets) > 1
     return [
@@ -87,7 +87,7 @@ def _build_result_figures(result: EvaluatedSlideSet) -> list[Figure]:
     ]
 
 
-def _describe_main_metric(result: EvaluatedSlideSet) -> str:
+def _describe_main_metric(result: SlideSetResults) -> str:
     """Return the AUC, or the mean AUC of several targets, which is visible if the block is collapsed."""
     main_metric = result.results.main_metrics[0]
     value = result.metrics.get((result.results.targets_and_mean[-1], main_metric))
@@ -119,7 +119,7 @@ def build_predictions_section(sources: ReportSources) -> PageSection:
             # a different probability means another slide with the same name, or other tiles
             if probability is None or abs(probability - row.probability) > _MAX_PROBABILITY_DIFFERENCE:
                 rows.append(row)
-    title = "Predictions of all slides"
+    title = "Predictions by slide"
     if not rows:
         return PageSection(title, [])
     table = PredictionTable(rows[:_MAX_ROWS])
@@ -133,7 +133,7 @@ def build_predictions_section(sources: ReportSources) -> PageSection:
     return PageSection(title, blocks, intro)
 
 
-def _list_evaluated_predictions(run: ReportedRun, result: EvaluatedSlideSet) -> list[PredictionRow]:
+def _list_evaluated_predictions(run: ReportedRun, result: SlideSetResults) -> list[PredictionRow]:
     targets, thresholds = result.targets, result.thresholds
     return [
         PredictionRow(
@@ -155,7 +155,7 @@ def _list_evaluated_predictions(run: ReportedRun, result: EvaluatedSlideSet) -> 
 
 
 def _list_folder_predictions(runs: Sequence[ReportedRun], folder: ResultFolder) -> list[PredictionRow]:
-    model = next((run.name for run in runs if folder.is_result_of(run.weights_sha256)), Path(folder.model).name)
+    model = next((run.name for run in runs if folder.is_result_of(run.best_checkpoint_sha256)), Path(folder.model).name)
     return [
         PredictionRow(
             slide_id=slide.slide_id,
@@ -174,23 +174,23 @@ def _list_folder_predictions(runs: Sequence[ReportedRun], folder: ResultFolder) 
 
 
 def build_image_sections(
-    sources: ReportSources, settings: ImageSettings, budget: ImageBudget, console: Console
+    sources: ReportSources, selection: ImageSelection, budget: ImageBudget, console: Console
 ) -> list[PageSection]:
     """Return the heatmaps and the most influential tiles of each prediction folder."""
-    finder = make_slide_finder(settings.slides_folder)
+    finder = make_slide_finder(selection.slides_folder)
     heatmaps: list[Block] = []
     tiles: list[Block] = []
     for folder in sources.predictions:
         prediction_folder = PredictionFolder(folder.path)
         slides = prediction_folder.slides()
         heading = [Paragraph(f"From {folder.path.name}:")] if len(sources.predictions) > 1 else []
-        if settings.heatmaps:
-            count = min(settings.heatmaps, sum(len(slide.targets) for slide in slides))
+        if selection.max_heatmaps:
+            count = min(selection.max_heatmaps, sum(len(slide.targets) for slide in slides))
             with SlideProgress(console, "drawing heatmaps", slides=count) as progress:
-                blocks = build_heatmap_blocks(prediction_folder, slides, settings, finder, budget, progress)
+                blocks = build_heatmap_blocks(prediction_folder, slides, selection, finder, budget, progress)
             heatmaps += [*heading, *blocks] if blocks else []
-        if settings.tiles:
-            blocks = build_tile_blocks(prediction_folder, slides, settings, finder, budget)
+        if selection.max_tiles:
+            blocks = build_tile_blocks(prediction_folder, slides, selection, finder, budget)
             tiles += [*heading, *blocks] if blocks else []
     heatmap_intro = (
         "Each slide without and with its heatmap. Slides alternate between the outcomes, starting with wrong calls. "

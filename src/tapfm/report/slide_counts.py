@@ -11,8 +11,8 @@ from tapfm.cohort.splits import SPLITS, TRAIN, VALIDATION
 from tapfm.errors import TapfmError
 from tapfm.evaluation.predictions import Prediction
 from tapfm.report.content import Block
-from tapfm.report.evaluated_slide_set import EvaluatedSlideSet
 from tapfm.report.reported_run import ReportedRun
+from tapfm.report.slide_set_results import SlideSetResults
 from tapfm.results.document import Paragraph
 from tapfm.results.table import Column, Row, Table, table_row
 from tapfm.runtime.messages import format_count
@@ -29,7 +29,7 @@ _MAX_VALUES = 6  # listed for each column and split
 _SPLIT_TITLES = {TRAIN: "training", VALIDATION: "validation"}
 
 
-def build_slide_count_blocks(run: ReportedRun, results: Sequence[EvaluatedSlideSet]) -> list[Block]:
+def build_slide_count_blocks(run: ReportedRun, results: Sequence[SlideSetResults]) -> list[Block]:
     """Return the number of slides, patients and labels in each split and in each external cohort."""
     targets = target_kinds(run.targets)
     splits = [split for split in SPLITS if run.slides_of_split(split)]

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tapfm.errors import InputError
-from tapfm.report.evaluated_slide_set import EvaluatedSlideSet
 from tapfm.report.reported_run import ReportedRun, read_run
 from tapfm.report.reported_study import ReportedStudy, is_study, read_study, select_runs
 from tapfm.report.result_folders import (
@@ -19,6 +18,7 @@ from tapfm.report.result_folders import (
     remove_duplicates,
 )
 from tapfm.report.run_results import read_run_results
+from tapfm.report.slide_set_results import SlideSetResults
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class ReportSources:
 
     runs: Sequence[ReportedRun]  # shown in detail
     study: ReportedStudy | None
-    results: Mapping[str, Sequence[EvaluatedSlideSet]]  # by name of the run
+    results: Mapping[str, Sequence[SlideSetResults]]  # by name of the run
     evaluations: Sequence[ResultFolder]
     predictions: Sequence[ResultFolder]
     selection_reason: str = ""  # why these runs of a study are shown in detail
 
-    def named_results(self) -> list[tuple[str, EvaluatedSlideSet]]:
+    def named_results(self) -> list[tuple[str, SlideSetResults]]:
         """Return all results with the names of their runs, which are empty if there is only one run."""
         several_runs = len(self.runs) > 1
         return [(run.name if several_runs else "", result) for run in self.runs for result in self.results[run.name]]
@@ -73,10 +73,10 @@ def read_report_sources(
     results, all_evaluations, all_predictions = {}, list(passed_evaluations), list(passed_predictions)
     for index, run in enumerate(runs):
         run_evaluations = [each for each in passed_evaluations if _is_shown_with(each, runs, index)]
-        run_evaluations += find_evaluations(run.folder, run.weights_sha256)
+        run_evaluations += find_evaluations(run.folder, run.best_checkpoint_sha256)
         run_evaluations = remove_duplicates(run_evaluations)
         all_evaluations += run_evaluations
-        all_predictions += find_predictions(run.folder, run.weights_sha256)
+        all_predictions += find_predictions(run.folder, run.best_checkpoint_sha256)
         results[run.name] = read_run_results(run, run_evaluations, resamples)
     return ReportSources(
         runs, study, results, remove_duplicates(all_evaluations), remove_duplicates(all_predictions), selection_reason
@@ -85,9 +85,9 @@ def read_report_sources(
 
 def _is_shown_with(evaluation: ResultFolder, runs: Sequence[ReportedRun], index: int) -> bool:
     """Return whether an evaluation is shown with this run. Evaluations of other models are shown with the first run."""
-    if evaluation.is_result_of(runs[index].weights_sha256):
+    if evaluation.is_result_of(runs[index].best_checkpoint_sha256):
         return True
-    return index == 0 and not any(evaluation.is_result_of(run.weights_sha256) for run in runs)
+    return index == 0 and not any(evaluation.is_result_of(run.best_checkpoint_sha256) for run in runs)
 
 
 def _make_names_unique(runs: Sequence[ReportedRun]) -> list[ReportedRun]:

@@ -35,7 +35,7 @@ class Section:
     blocks: Sequence[Block]
 
 
-def write_sections(path: Path, sections: Sequence[Section]) -> None:
+def write_sections_json(path: Path, sections: Sequence[Section]) -> None:
     """Write sections as JSON. Infinite values and NaN are written as null."""
     content = _replace_non_finite([asdict(each) for each in sections])
     write_atomically(path, f"{json.dumps(content, indent=1, allow_nan=False)}\n".encode())
@@ -49,8 +49,8 @@ def _replace_non_finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def read_sections(path: Path, *, hint: str) -> list[Section]:
-    """Read a file of `write_sections`. `hint` is shown with the error if the file is damaged."""
+def read_sections_json(path: Path, *, hint: str) -> list[Section]:
+    """Read a file of `write_sections_json`. `hint` is shown with the error if the file is damaged."""
     from pydantic import TypeAdapter, ValidationError
 
     try:

@@ -54,7 +54,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Points:
-    """Points, optionally with areas and texts."""
+    """Points of a scatter plot, optionally with a size and a text for each."""
 
     x: Sequence[float]
     y: Sequence[float]

@@ -69,10 +69,14 @@ def draw_svg(figure: Figure, number: int = 0) -> str:
     """
     metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     options = {"format": "svg", "metadata": metadata, "transparent": True}
-    return _adapt_svg(_draw(figure, titled=False, salt=f"figure {number}", **options), figure.title)
+    return _adapt_svg(_draw(figure, titled=False, svg_hashsalt=f"figure {number}", **options), figure.title)
 
 
-def _draw(figure: Figure, *, titled: bool, salt: str | None = None, **save_options: Any) -> bytes:
+def _draw(figure: Figure, *, titled: bool, svg_hashsalt: str | None = None, **save_options: Any) -> bytes:
+    """Return an image file of a figure, with or without titles.
+
+    svg_hashsalt: text that makes the ids in an SVG unique; different for each SVG of a page.
+    """
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
@@ -83,7 +87,7 @@ def _draw(figure: Figure, *, titled: bool, salt: str | None = None, **save_optio
     height_in = figure.panel_height_in + legend_in
     title_in = _TITLE_IN if titled else 0.0
     size_in = max(figure.panel_width_in * columns, _MIN_WIDTH_IN if titled else 0.0), height_in * rows + title_in
-    with mpl.rc_context(_STYLE | {"svg.hashsalt": salt}), warnings.catch_warnings():
+    with mpl.rc_context(_STYLE | {"svg.hashsalt": svg_hashsalt}), warnings.catch_warnings():
         # the font may lack characters of names
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
         # labels are measured at the resolution at which they are drawn

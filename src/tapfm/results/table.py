@@ -79,7 +79,7 @@ def cell_text(cell: Cell, column: Column) -> str:
 
 
 def missing_text(cell: Cell) -> str:
-    """Return the text of a cell without a value: a dash if the value is missing, empty if no value is expected."""
+    """Return a dash for a cell whose value is missing (it has an `Estimate` or a reason), or an empty string."""
     return MISSING if isinstance(cell.value, Estimate) or cell.reason else ""
 
 

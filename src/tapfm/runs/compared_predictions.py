@@ -40,7 +40,7 @@ def read_compared_predictions(sources: Sequence[str], split: str) -> ComparedPre
             f"Several models have the same name: {', '.join(repeated)}.",
             hint=f"Give them different names: {repeated[0]}-1=PATH {repeated[0]}-2=PATH",
         )
-    by_model = _clear_cohort_unless_in_all_tables({name: read_predictions(path) for name, path in named_files})
+    by_model = _remove_cohorts_unless_all_models_have_them({name: read_predictions(path) for name, path in named_files})
     targets = target_kinds(_find_common_targets(by_model))
     return ComparedPredictions(
         dict(named_files), by_model, targets, _collect_not_held_out_warnings(named_files, by_model)
@@ -79,8 +79,8 @@ def _find_prediction_table(path: Path, split: str) -> Path:
     return found
 
 
-def _clear_cohort_unless_in_all_tables(by_model: dict[str, list[Prediction]]) -> dict[str, list[Prediction]]:
-    """Return the predictions without cohorts, unless the tables of all models have cohorts.
+def _remove_cohorts_unless_all_models_have_them(by_model: dict[str, list[Prediction]]) -> dict[str, list[Prediction]]:
+    """Return the predictions with `cohort=None`, unless the tables of all models have a cohort column.
 
     Patients then match by patient_id only. Raises InputError if a patient id occurs in several cohorts of one table.
     """

@@ -23,7 +23,8 @@ _MAX_LISTED = 10  # changes or patients listed in a message
 class EvaluationRequest:
     """Options of an evaluation.
 
-    If `cohort_table` is None, the folders default to those in the settings of the run.
+    If `cohort_table` is None, folders that are None are taken from the settings of the run. Stored features are taken
+    only if the encoder is fixed and `tiles_folder` is None.
     """
 
     cohort_table: Path | None = None  # None: the cohort table of the run
@@ -97,7 +98,7 @@ def read_evaluation_slides(model_folder: ModelFolder, request: EvaluationRequest
             chosen.append(slide)
     _check_any_slide_chosen(cohort, chosen, failed, tiles_folder, features_folder, split)
     if features_folder is None:
-        _check_any_slide_file_exists(cohort, [slide.row for slide in chosen])
+        _check_any_file_exists(cohort, [slide.row for slide in chosen])
     if is_run_cohort:
         _check_cohort_unchanged(model_folder, chosen)
     notes = _check_patient_overlap(
@@ -235,11 +236,12 @@ def _check_any_slide_chosen(
     raise CohortError(f"{source} has no labelled slide{of_split}.", hint=hint)
 
 
-def _check_any_slide_file_exists(cohort: Cohort, rows: Sequence[SlideRow]) -> None:
-    """Raise CohortError if no slide file of the cohort exists."""
+def _check_any_file_exists(cohort: Cohort, rows: Sequence[SlideRow]) -> None:
+    """Raise CohortError if none of the files of these slides exists."""
     if not any(row.path.exists() for row in rows):
         raise CohortError(
-            f"None of the {len(rows):,} slide files of {cohort.table_path} exists, for example {rows[0].path}.",
+            f"None of the files of the {format_count(len(rows), 'slide')} to evaluate exists, for example "
+            f"{rows[0].path} (cohort table: {cohort.table_path}).",
             hint="Pass the folder of the slides: --slides FOLDER",
         )
 
@@ -248,7 +250,7 @@ def _check_cohort_unchanged(model_folder: ModelFolder, slides: Sequence[RunSlide
     """Raise RunError if the split, labels, tiles or features of a slide have changed since the run."""
     lines = []
     for member in model_folder.members:
-        row_by_slide = {row["slide_id"]: row for row in member.read_slide_rows()}
+        row_by_slide = {row["slide_id"]: row for row in member.read_split_rows()}
         for slide in slides:
             if (row := row_by_slide.get(slide.row.slide_id)) is not None:
                 lines += [f"{slide.row.slide_id}: {each}" for each in _describe_slide_changes(slide, row, member)]
@@ -323,7 +325,7 @@ def read_run_slides(member: ModelMember) -> list[RunSlide]:
         return []
     rows = {row.slide_id: row for row in cohort.rows}
     found = []
-    for split_row in member.read_slide_rows():
+    for split_row in member.read_split_rows():
         row = rows.get(split_row["slide_id"])
         if row is not None:
             labels = {target: kind.parse_label(split_row[target]) for target, kind in member.targets.items()}

@@ -107,14 +107,14 @@ class RunFolder:
         """Return the contents of config.toml, without checking them."""
         return tomllib.loads((self.folder / "config.toml").read_text("utf-8"))
 
-    def read_slide_rows(self) -> list[dict[str, str]]:
+    def read_split_rows(self) -> list[dict[str, str]]:
         """Return the rows of split.csv, one per slide."""
         return read_csv(self.folder / "split.csv")
 
     def check_settings_and_slides_unchanged(self, config: RunConfig, data: RunData, resume_command: str) -> None:
         """Raise RunError if the configuration or the slides differ from those the run was started with."""
         lines = describe_changed_settings(self.read_settings(), config.as_tables())
-        lines += describe_changed_slides(self.read_slide_rows(), data)
+        lines += describe_changed_slides(self.read_split_rows(), data)
         if lines:
             shown = lines[:_MAX_LISTED] + (
                 [f"... and {len(lines) - _MAX_LISTED:,} more"] if len(lines) > _MAX_LISTED else []

@@ -137,7 +137,7 @@ def _aggregator_usage_lines(saved: SavedModel) -> list[str]:
 
 def _data_lines(run_folder: RunFolder, targets: list[str]) -> list[str]:
     """Return a table of patients, slides and labels by split."""
-    kinds, slide_rows = target_kinds(targets), run_folder.read_slide_rows()
+    kinds, slide_rows = target_kinds(targets), run_folder.read_split_rows()
     columns = [Column("split", text=True), Column("patients"), Column("slides")]
     columns += label_count_columns(kinds)
     rows = []

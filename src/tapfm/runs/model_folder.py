@@ -40,9 +40,9 @@ class ModelMember:
     weights_digest: str  # of the best checkpoint, or of the weight files of an export
     config: RunConfig | None = None  # None: an export
 
-    def read_slide_rows(self) -> list[dict[str, str]]:
+    def read_split_rows(self) -> list[dict[str, str]]:
         """Return the rows of split.csv; empty for an export."""
-        return [] if self.config is None else RunFolder(self.folder).read_slide_rows()
+        return [] if self.config is None else RunFolder(self.folder).read_split_rows()
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class ModelFolder:
         """Return the split of each patient who is in the training or validation split of any member."""
         patients: dict[str, str] = {}
         for member in self.members:
-            for row in member.read_slide_rows():
+            for row in member.read_split_rows():
                 if row["split"] == TRAIN or (row["split"] == VALIDATION and row["patient_id"] not in patients):
                     patients[row["patient_id"]] = row["split"]
         return patients

@@ -188,7 +188,7 @@ def _infer_feature_size(tensors: dict[str, Tensor], config: RunConfig) -> int:
 
 def _read_training_labels(run_folder: RunFolder, config: RunConfig) -> dict[str, list[Label]]:
     """Read the labels of the training slides from split.csv, by target."""
-    rows = [row for row in run_folder.read_slide_rows() if row["split"] == TRAIN]
+    rows = [row for row in run_folder.read_split_rows() if row["split"] == TRAIN]
     kinds = target_kinds(config.task.targets)
     return {target: [kind.parse_label(row[target]) for row in rows] for target, kind in kinds.items()}
 

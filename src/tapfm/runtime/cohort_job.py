@@ -159,19 +159,19 @@ class SlideTable(Generic[Record]):
         return f"SlideTable('{self.folder}': {counts})"
 
     @property
-    def ordered_records(self) -> list[Record]:
+    def records_in_cohort_order(self) -> list[Record]:
         """All records, in cohort order."""
         return [self.records[slide_id] for slide_id in self.slide_ids if slide_id in self.records]
 
     @property
     def finished(self) -> list[Record]:
         """Records of slides that were processed without error."""
-        return [record for record in self.ordered_records if record.status == "ok"]
+        return [record for record in self.records_in_cohort_order if record.status == "ok"]
 
     @property
     def failed(self) -> list[Record]:
         """Records of slides that failed."""
-        return [record for record in self.ordered_records if record.status == "failed"]
+        return [record for record in self.records_in_cohort_order if record.status == "failed"]
 
     def select_remaining_jobs(
         self,
@@ -229,9 +229,9 @@ class SlideTable(Generic[Record]):
     def save(self) -> None:
         """Write all records to summary.csv, and those of failed slides to failures.csv."""
         columns = [each.name for each in fields(self.record_type) if each.name != "hint"]
-        write_csv(self.folder / SUMMARY_FILE, columns, map(_record_to_cells, self.ordered_records))
+        write_csv(self.folder / SUMMARY_FILE, columns, map(_record_to_cells, self.records_in_cohort_order))
         write_csv(self.folder / FAILURES_FILE, _FAILURE_COLUMNS, map(_record_to_cells, self.failed))
-        self.on_save(self.ordered_records)
+        self.on_save(self.records_in_cohort_order)
         self._saved_at = time.monotonic()
 
     @contextmanager

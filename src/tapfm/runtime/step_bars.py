@@ -52,7 +52,7 @@ class StepBars:
         self._running[step.key] = step, self._bars.add_task(f"  {step.key}", total=step.epochs or None, note="")
         if not self._console.is_terminal:
             groups = f"{self._count_finished_groups()} of {len(self._remaining_keys_by_group)} {self._noun}s"
-            self._print(f"{groups} done; {step.key}")
+            self._print(f"{groups} done; starting {step.key}")
 
     def show_progress(self) -> None:
         """Update the number of finished epochs of each running step."""

@@ -28,7 +28,7 @@ class Step:
     name: unique within the group. The key of a step is "group: name", or its name if it has no group.
     arguments: arguments of the command; empty if the step has a function.
     log: file for the command's output.
-    group: the run or cohort that the step belongs to, if any.
+    group: what the step belongs to, such as a run, an ensemble or a cohort; may be empty.
     title: heading that a display may print instead of the key.
     expected_outputs: files and folders that the step writes. Without `check_done`, a step is done if all of them exist.
     check_done: returns whether the step is done.

@@ -26,7 +26,7 @@ _METHOD_TITLES = {
 }
 COHORT_TITLES = {"test": "Test", "external": "External"}
 BASELINE_TITLE = "colour baseline"
-_RANK_TOLERANCE = 5e-5  # AUCs that are equal to four digits have the same rank
+_RANK_TOLERANCE = 5e-5  # AUCs that differ by at most this have the same rank
 
 CohortTarget = tuple[str, str]  # (cohort, target)
 

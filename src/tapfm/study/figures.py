@@ -91,12 +91,12 @@ def _epoch_line(values: Mapping[int, float], label: str) -> Line:
     return Line(list(finite), list(finite.values()), label=label)
 
 
-def _style_line(line: Line, number: int, method: str, count: int) -> Line:
-    """Return the line with the style of its model, or with the colour and label of its method if there are many."""
-    if count > _MAX_LABELLED_MODELS:
+def _style_line(line: Line, model_index: int, method: str, model_count: int) -> Line:
+    """Return the line in the style of its model or, if there are many models, in the colour of its method."""
+    if model_count > _MAX_LABELLED_MODELS:
         return replace(line, colour=_METHOD_COLOURS[method], label=method, faint=True)
-    dash = _DASHES[number // len(SERIES) % len(_DASHES)]
-    return replace(line, colour=SERIES[number % len(SERIES)], dash=dash)
+    dash = _DASHES[model_index // len(SERIES) % len(_DASHES)]
+    return replace(line, colour=SERIES[model_index % len(SERIES)], dash=dash)
 
 
 def _remove_repeated_labels(lines: Sequence[Line]) -> list[Line]:

@@ -63,8 +63,8 @@ class StudyFolder:
     def log(self, name: str) -> Path:
         return self.path / "logs" / f"{name}.log"
 
-    def is_finished(self, run: PlannedRun, max_failed_slides: int = 0) -> bool:
-        """Return whether a run is finished, with at most `max_failed_slides` failed slides."""
+    def is_finished(self, run: PlannedRun, allowed_failures: int = 0) -> bool:
+        """Return whether a run is finished, with at most `allowed_failures` failed slides."""
         folder = self.run(run)
         # summary.md is written last, so that large files need not be checked
         if not all((folder / name).is_file() for name in ("summary.md", "predictions-test.csv", "history.jsonl")):
@@ -73,7 +73,7 @@ class StudyFolder:
             failed = sum(row["problem"] == "failed" for row in read_csv(folder / "failures.csv"))
         except (OSError, ValueError, KeyError):
             return False
-        return failed <= max_failed_slides
+        return failed <= allowed_failures
 
     def list_changes(self, run: PlannedRun, config: RunConfig) -> list[str]:
         """Describe each setting of a started run that differs from the given configuration."""

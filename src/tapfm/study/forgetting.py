@@ -135,11 +135,14 @@ def describe_forgetting(results: Sequence[ForgettingResult]) -> list[str]:
             difference = percentile_interval(float(differences[0]), differences[1:])
             verb = _choose_by_sign(
                 difference,
-                "preserves more accuracy than",
-                "preserves less accuracy than",
-                "does not differ significantly from",
+                "is higher than that of",
+                "is lower than that of",
+                "does not differ significantly from that of",
             )
-            sentences.append(f"{tapfm.title} {verb} {other.title}: {format_estimate(difference, _SIGNED_FORMAT)}.")
+            sentences.append(
+                f"The change of accuracy of {tapfm.title} {verb} {other.title}: "
+                f"{format_estimate(difference, _SIGNED_FORMAT)}."
+            )
     return sentences
 
 

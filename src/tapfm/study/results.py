@@ -73,7 +73,7 @@ def _collect_model(study: StudyConfig, folder: StudyFolder, model: StudyModel) -
     predictions: dict[str, list[list[Prediction]]] = {}
     for seed in study.seeds:
         for run in list_fold_runs(study, model, seed):
-            if folder.is_finished(run, study.max_failed_slides):
+            if folder.is_finished(run, study.allowed_failures):
                 histories[run.name] = folder.read_history(run)
         for cohort, folders in _list_evaluations(study, folder, model, seed).items():
             slides = study.cohort if cohort == "test" else study.external

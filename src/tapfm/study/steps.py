@@ -156,7 +156,7 @@ def is_evaluated(folder: Path, study: StudyConfig, slides: SlidesSection) -> boo
     except (OSError, ValueError, KeyError, TypeError):
         return False
     expected = {"unit": study.unit, "resamples": study.resamples, "table_sha256": file_sha256(slides.table)}
-    return failed <= study.max_failed_slides and all(evaluation.get(name) == value for name, value in expected.items())
+    return failed <= study.allowed_failures and all(evaluation.get(name) == value for name, value in expected.items())
 
 
 def write_fold_ensembles(study: StudyConfig, folder: StudyFolder) -> None:
@@ -164,7 +164,7 @@ def write_fold_ensembles(study: StudyConfig, folder: StudyFolder) -> None:
     for model in list_models(study) if study.folds else []:
         for seed in study.seeds:
             members = list_fold_runs(study, model, seed)
-            if all(folder.is_finished(member, study.max_failed_slides) for member in members):
+            if all(folder.is_finished(member, study.allowed_failures) for member in members):
                 _write_fold_ensemble(folder, folder.ensemble(model, seed), members)
 
 
@@ -176,11 +176,11 @@ def _embed_group(encoder: str, cohort: str) -> str:
     return f"features of {encoder}{', external' if cohort == 'external' else ''}"
 
 
-def _has_all_features(slides: SlidesSection, folder: Path, max_failed_slides: int) -> bool:
-    """Return whether the folder has features of all slides, except for at most `max_failed_slides`."""
+def _has_all_features(slides: SlidesSection, folder: Path, allowed_failures: int) -> bool:
+    """Return whether the folder has features of all slides, except for at most `allowed_failures`."""
     rows = read_cohort(slides.table, slides.slides, must_exist=False).rows
     missing = sum(find_feature_file(folder, row.slide_id) is None for row in rows)
-    return missing <= max_failed_slides and folder.is_dir()
+    return missing <= allowed_failures and folder.is_dir()
 
 
 def _machine_options(config: RunConfig) -> list[str]:

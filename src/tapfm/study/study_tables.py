@@ -13,7 +13,7 @@ from tapfm.cohort.splits import SPLITS
 from tapfm.config.settings import RunConfig
 from tapfm.config.study import StudyConfig
 from tapfm.errors import InputError
-from tapfm.results.document import Block, Paragraph, Section, write_sections
+from tapfm.results.document import Block, Paragraph, Section, write_sections_json
 from tapfm.results.figure import Figure
 from tapfm.results.figure_drawing import write_png
 from tapfm.results.latex import latex_table
@@ -80,7 +80,7 @@ def write_study_tables(study: StudyConfig, folder: StudyFolder) -> Table:
         parts.append(_StudyPart("Forgetting", "forgetting", forgetting_table(probes), sentences=sentences))
     sections = [Section("Overview", _overview(results)), *(part.section() for part in parts)]
     _write_files(folder.path, study, parts, [*sections, *_failed_steps_sections(study, folder)])
-    write_sections(folder.path / "study.json", sections)  # `tapfm report` reads failures from status.csv
+    write_sections_json(folder.path / "study.json", sections)  # `tapfm report` reads failures from status.csv
     return auc.table
 
 

@@ -235,7 +235,9 @@ def _generate_slides(jobs: Sequence[_GenerationJob], workers: int, claims: Slide
     with SlideProgress(console, "generating", slides=len(jobs)) as progress:
         for slide_id, result in process_slides(_generate_and_write_slide, by_id, workers=workers, claims=claims):
             if isinstance(result, Failure):
-                raise TapfmError(f"Slide {slide_id} could not be generated: {result.reason}.", hint=_FAILURE_HINT)
+                raise TapfmError(
+                    f"Slide {slide_id} could not be generated: {result.reason.rstrip('.')}.", hint=_FAILURE_HINT
+                )
             progress.finish_slide(slide_id)
 
 

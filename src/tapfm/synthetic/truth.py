@@ -38,7 +38,11 @@ _FOCUS_COLOURS = [(0, 140, 60), (240, 130, 0), (0, 130, 200), (200, 0, 120), (12
 
 @dataclass(frozen=True)
 class SlideTruth:
-    """Compartment and focus at each position of a slide. Both maps cover the slide at MAP_MPP microns per pixel."""
+    """Ground truth of a slide: a map of its compartments (types of tissue) and a map of its foci.
+
+    A focus is a region of epithelium with altered nuclei, see `Focus`. Both maps cover the whole slide at MAP_MPP
+    microns per pixel.
+    """
 
     compartments: npt.NDArray[np.uint8]  # values of Compartment
     foci_map: npt.NDArray[np.uint8]  # 0: no focus; otherwise 1 + the index in `focus_names`

@@ -36,5 +36,5 @@ class BinaryTask:
         return weighted_cross_entropy(logits_C, targets, positive, negative, self.smoothing)
 
     def encode(self, labels: Sequence[Label]) -> Targets:
-        """Return labels 0, 1 and None (missing) as tensors."""
+        """Return the labels 0 and 1 as a tensor, and which labels are known; None (missing) is 0 and not known."""
         return encode_labels(labels)

@@ -35,7 +35,7 @@ def _sigmoid(logit: float) -> float:
 
 
 def _to_logit(probability: float) -> float:
-    """Return the logit of a probability; 0 and 1 are replaced by the nearest float between them, to be finite."""
+    """Return the logit of a probability, which is finite: 0 and 1 are replaced by the nearest float between them."""
     inside = min(max(probability, math.nextafter(0, 1)), math.nextafter(1, 0))
     return math.log(inside) - math.log1p(-inside)
 
@@ -215,7 +215,7 @@ class BinaryTarget:
         return replace(estimate, reason=estimate.reason.replace("unit", unit))
 
     def paired_test(self, truth: Flags, a: Floats, b: Floats, *, clustered: bool) -> tuple[float | None, str]:
-        """Test whether two AUCs are equal, by DeLong's method."""
+        """Return the p value of DeLong's test that the logits `a` and `b` have equal AUCs, or None and the reason."""
         if clustered:
             return None, _CLUSTERED
         test = auc_difference(truth, a, b)

@@ -14,7 +14,7 @@ from tapfm.tasks.target import Label
 
 
 def encode_labels(labels: Sequence[Label], *, device: torch.device | str = "cpu") -> Targets:
-    """Return labels 0, 1 and None (missing) as tensors."""
+    """Return the labels 0 and 1 as a tensor, and which labels are known; None (missing) is 0 and not known."""
     bad = [label for label in labels if label is not None and label not in (0, 1)]
     if bad:
         raise LabelError(f"A label must be 0, 1 or missing; got {bad[0]!r}.", hint="Use 0 and 1 in the label column.")

@@ -96,7 +96,7 @@ def check_training_labels(
         raise LabelError(
             f"These targets do not have both classes in the training split (column {column}):\n  "
             + "\n  ".join(problems),
-            hint="Training needs slides of both classes. Label more patients, or remove the target.",
+            hint="Create new splits with tapfm split, label more patients of the training split, or remove the target.",
         )
 
 

@@ -28,7 +28,7 @@ class TargetThresholds:
     """Thresholds of one target, chosen on the validation split; None if no threshold could be chosen."""
 
     youden: float | None = None
-    at_sensitivity: float | None = None  # reaches a given sensitivity
+    at_sensitivity: float | None = None  # the highest threshold that reaches a given sensitivity
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,10 @@ class TargetKind(Protocol):
         ...
 
     def paired_test(self, truth: Truth, a: Floats, b: Floats, *, clustered: bool) -> tuple[float | None, str]:
-        """Test whether two methods have the same score; return the p value, or None and the reason."""
+        """Return the p value of a test that the logits `a` and `b` have equal scores, or None and the reason.
+
+        clustered: whether a patient has more than one unit; tests that assume independent units return None.
+        """
         ...
 
     def choose_thresholds(self, truth: Truth, logits: Floats, sensitivity: float) -> TargetThresholds:

@@ -25,9 +25,9 @@ from tapfm.runtime.seeding import make_rng
 FloatArray = NDArray[np.float64]
 AugmentFunction = Callable[[Tensor, Tensor, int, bool], Tensor]
 
-# Pixels augmented at once, with several float32 copies: enough to use a GPU fully, few enough for a CPU's cache.
+# Pixels augmented at once, with several float32 copies.
 _SLICE_PIXELS, _CPU_SLICE_PIXELS = 2**22, 2**18
-_BLUR_SIGMAS = 3  # the blur kernel ends at this many standard deviations
+_BLUR_TRUNCATE = 3  # the blur kernel ends at this many standard deviations
 # Optical density of a unit of stain in red, green and blue (Ruifrok and Johnston, 2001).
 _HAEMATOXYLIN = (0.650, 0.704, 0.286)
 _EOSIN = (0.072, 0.990, 0.105)
@@ -41,7 +41,8 @@ class Augmentation:
     rotate_90: rotate by 0, 90, 180 or 270 degrees with equal probability.
     blur: probability of a Gaussian blur.
     blur_radius: range of its standard deviation, in tile pixels.
-    stain_jitter: maximum relative change of the amount of each stain, by scaling and by shifting; 0 disables it.
+    stain_jitter: strength s of the stain jitter; 0 disables it. The amount of each stain is multiplied by a factor from
+        1 - s to 1 + s, and shifted by up to s times the fraction of light that the pixel absorbs.
     """
 
     flip: float = 0.5
@@ -147,7 +148,7 @@ def _select_rows(values: Tensor, rows: range | Tensor) -> Tensor:
 
 
 def _tiles_per_slice(side_px: int, device: torch.device) -> int:
-    """Return the number of tiles to augment at once."""
+    """Return the number of tiles to augment at once: enough to use a GPU fully, few enough for a CPU's cache."""
     return max((_CPU_SLICE_PIXELS if device.type == "cpu" else _SLICE_PIXELS) // side_px**2, 1)
 
 
@@ -175,7 +176,7 @@ def _compute_kernel_half_width(augmentation: Augmentation, side_px: int) -> int:
     """Return the half width of the blur kernel in pixels, without its centre; 0 if blur is disabled."""
     if augmentation.blur == 0:
         return 0
-    return min(math.ceil(_BLUR_SIGMAS * augmentation.blur_radius[1]), side_px - 1)
+    return min(math.ceil(_BLUR_TRUNCATE * augmentation.blur_radius[1]), side_px - 1)
 
 
 def _pack_parameters(

@@ -25,9 +25,9 @@ from tapfm.runtime.workers import WorkerPool
 from tapfm.slides.annotations import GEOJSON_SUFFIXES, MASK_SUFFIXES, encode_tissue_geojson
 from tapfm.slides.opening import OUTPUT_FOLDERS, list_slide_files, open_slide
 from tapfm.slides.scale import resolve_scale
-from tapfm.tiles.contact_sheet import build_contact_sheet
 from tapfm.tiles.grid import TileSpec, TileStatus
 from tapfm.tiles.overlay import draw_overlay
+from tapfm.tiles.overview_page import build_overview_page
 from tapfm.tiles.records import TileRecord
 from tapfm.tiles.store import LAYOUTS, Layout, TileSet, read_tiles, tile_file_path, write_tiles
 from tapfm.tiles.tiling import TILING_VERSION, no_tiles_error, tile_slide
@@ -81,7 +81,7 @@ def tile_cohort(
             TileRecord,
             unselected_status="not tiled",
             unselected_reason="no tiles with these settings",
-            on_save=partial(_write_contact_sheet, folder),
+            on_save=partial(_write_overview_page, folder),
         )
         todo = table.select_remaining_jobs(jobs, only=only, force=force, load_finished=_load_finished_record)
         if table.finished:
@@ -112,8 +112,8 @@ def _format_crash_hint(job: TilingJob) -> str:
     )
 
 
-def _write_contact_sheet(folder: Path, records: Sequence[TileRecord]) -> None:
-    write_atomically(folder / "index.html", build_contact_sheet(records).encode())
+def _write_overview_page(folder: Path, records: Sequence[TileRecord]) -> None:
+    write_atomically(folder / "index.html", build_overview_page(records).encode())
 
 
 def find_unrelated_tile_files(table: SlideTable[TileRecord]) -> list[str]:

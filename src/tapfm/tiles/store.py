@@ -39,7 +39,7 @@ _REGENERATE_HINT = "Create it again with tapfm tile."
 class TileSet:
     """The tiles of a slide: squares of `side_px0` level-0 pixels at `positions`, read as `tile_px` x `tile_px` pixels.
 
-    Values that a file of another tool does not contain are None.
+    Values that a file of another tool does not contain are None; a missing overlap is 0.
     """
 
     slide_id: str
@@ -84,7 +84,7 @@ def tile_file_path(folder: Path, slide_id: str, layout: Layout) -> Path:
 
 
 def read_slide_tiles(folder: Path, slide_id: str) -> TileSet:
-    """Read the tiles of a slide in either layout. Raise TileStoreError if there is no file or no tile."""
+    """Read the tile file of a slide, in TRIDENT's or CLAM's layout. Raise TileStoreError if it is missing or empty."""
     path = next((path for layout in LAYOUTS if (path := tile_file_path(folder, slide_id, layout)).exists()), None)
     if path is None:
         raise TileStoreError(f"{folder / 'patches'} contains no tile file of slide {slide_id}.")

@@ -54,7 +54,10 @@ class AccessPolicy:
         return cls(_LOOPBACK_HOSTS | names, True, secrets.token_urlsafe(24), f"tapfm-view-{port}")
 
     def accepts_host(self, header: str) -> bool:
-        """Return whether a Host header names this machine. Ports are ignored because ssh may forward another one."""
+        """Return whether a Host header has an accepted host name, or any IP address if `allow_ip_addresses`.
+
+        Ports are ignored, because ssh may forward a different one.
+        """
         match = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]]+))(?::\d+)?", header.lower())
         if match is None:
             return False
@@ -104,7 +107,9 @@ class AccessControlMiddleware:
         elif _is_cross_site(headers):
             await _send_error(send, 403, "Requests from other sites are not allowed.")
         elif not self.policy.accepts_token(url_token or self._token_from_cookie(headers)):
-            await _send_error(send, 401, "A token is required. Open the full address that tapfm view printed.")
+            await _send_error(
+                send, 401, "The token is missing or wrong. Open the full address that tapfm view printed."
+            )
         else:
             # A HEAD request is handled as GET; the server omits the body.
             await self.app({**scope, "method": "GET"}, receive, self._add_headers(send, url_token))

@@ -94,7 +94,7 @@ def create_app(
     @app.get("/assets/{name}")
     async def get_asset(request: Request, name: str) -> Response:
         if name not in assets:
-            raise HTTPException(404, "This file does not exist.")
+            raise HTTPException(404, "The pages of tapfm view have no file of this name.")
         return _asset_response(request, assets[name])
 
     @app.get("/api/collection")
@@ -223,7 +223,7 @@ class _SlideService:
             raise HTTPException(404, _FILE_MISSING)
         image = DeepZoomPyramid(self.reader.read_metadata(slide.path).bounds).find_image(level, column, row)
         if image is None:
-            raise HTTPException(404, "This image is outside the slide.")
+            raise HTTPException(404, "The slide has no image at this level and position.")
         return self.reader.read_image(slide.path, image)
 
     def read_tile(self, slide: ViewerSlide, index: int) -> bytes:
@@ -239,7 +239,10 @@ class _SlideService:
 def _public_message(error: TapfmError) -> str:
     """Return a description of an error that contains no paths."""
     if isinstance(error, UnreadableSlideError):
-        return "The slide file is damaged or has an unsupported format. The terminal of tapfm view shows the details."
+        return (
+            "The slide file cannot be opened: it is missing, damaged or in an unsupported format. The terminal of "
+            "tapfm view shows the details."
+        )
     if isinstance(error, TileReadError):
         return "This region of the slide cannot be decoded. The terminal of tapfm view shows the details."
     return "The slide cannot be shown. The terminal of tapfm view shows the reason."

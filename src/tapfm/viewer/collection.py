@@ -56,7 +56,7 @@ class SlideCollection:
 def collect_slides(sources: Sequence[Path], slides_folder: Path | None = None) -> SlideCollection:
     """Collect the slides of prediction folders, slide folders, cohort tables and slide files.
 
-    `slides_folder` is searched for slide files that have moved since their prediction.
+    `slides_folder` is searched for the files of cohort tables, and for files that were moved after their prediction.
     """
     finder = make_slide_finder(slides_folder)
     slides: list[ViewerSlide] = []

@@ -114,9 +114,9 @@ def _torch_finding() -> Finding:
             free, total = torch.cuda.mem_get_info()
             precision = "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
             found = f"{torch.cuda.get_device_name()}, {total / _GIB:.0f} GiB ({free / _GIB:.0f} free), {precision}"
-            from tapfm.encoders.precision import can_compile
+            from tapfm.encoders.precision import can_compile_on_gpu
 
-            if not can_compile(torch.device("cuda")):
+            if not can_compile_on_gpu(torch.device("cuda")):
                 advice = "For faster training: pip install triton, and install a C compiler and python3-dev"
                 return Finding("GPU", "note", f"{found}, torch.compile does not work", advice)
             return Finding("GPU", "ok", f"{found}, torch.compile works")

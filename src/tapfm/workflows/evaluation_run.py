@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tapfm.baselines.colour_baseline import find_baseline_slides, has_slide_files, predict_baseline
+from tapfm.baselines.colour_baseline import can_read_colours, find_baseline_slides, predict_baseline
 from tapfm.baselines.slide_colours import load_or_create_colour_table, read_colours
 from tapfm.errors import Interrupted, RunError, SlidesFailedError
 from tapfm.evaluation.figures import EvaluatedPredictions, build_evaluation_figures
@@ -271,7 +271,7 @@ def _predict_baseline(
     """Predict the same slides from their colours and number of tiles only."""
     slides = find_baseline_slides(model, data)
     colours = None
-    if not slides.unavailable_reason and has_slide_files(slides):
+    if not slides.unavailable_reason and can_read_colours(slides):
         colours = read_colours(slides.all, table, workers=workers, console=console, stop_signal=stop_signal)
     return predict_baseline(slides, model.targets, colours)
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from tapfm.errors import InputError
 from tapfm.runtime.options import Argument, Option, command_function, options
-from tapfm.workflows.shared_options import Resamples, SlidesFolder
+from tapfm.workflows.shared_options import SlidesFolder
 
 if TYPE_CHECKING:
     from tapfm.report.report_creation import WrittenReport
@@ -63,7 +63,15 @@ class ReportOptions:
     title: Annotated[
         str | None, Option("Title of the report.", metavar="TEXT", show_default="the names of the targets")
     ] = None
-    resamples: Resamples = 2000
+    resamples: Annotated[
+        int,
+        Option(
+            "Number of bootstrap resamples for metrics that the report computes itself, of splits without an "
+            "evaluation. Evaluations keep their own.",
+            metavar="N",
+            at_least=1,
+        ),
+    ] = 2000
     force: Annotated[bool, Option("Overwrite --out even if it is not a report of tapfm.")] = False
 
     def check(self) -> None:
@@ -78,7 +86,7 @@ class ReportOptions:
 @command_function(ReportOptions)
 def make_report(options: ReportOptions, console: Console) -> WrittenReport:
     """Write an HTML report of runs or a study. Warnings are in `.notes` of the result."""
-    from tapfm.report.heatmap_blocks import ImageSettings
+    from tapfm.report.heatmap_blocks import ImageSelection
     from tapfm.report.report_creation import PageOptions, create_report
 
     page_options = PageOptions(
@@ -86,7 +94,7 @@ def make_report(options: ReportOptions, console: Console) -> WrittenReport:
         predictions=options.predictions,
         runs=options.run,
         title=options.title,
-        images=ImageSettings(options.heatmaps, options.gallery_tiles, options.slides),
+        image_selection=ImageSelection(options.heatmaps, options.gallery_tiles, options.slides),
         max_image_bytes=round(options.max_image_mb * 1e6),
         resamples=options.resamples,
         force=options.force,

@@ -32,7 +32,7 @@ class SplitOptions:
     ]
     _: KW_ONLY
     out: Annotated[Path, Option("File for the table with the splits.", metavar="SPLIT.csv")]
-    targets: Annotated[
+    target: Annotated[
         tuple[str, ...],
         Option(
             "Label column to stratify by. Repeatable.",
@@ -90,7 +90,7 @@ def split(options: SplitOptions, console: Console) -> SplitResult:
     from tapfm.tasks.labels import check_training_labels, find_binary_columns, patient_strata, read_labels
 
     cohort = read_cohort_to_split(options.cohort, options.out, options.slides, folds=options.folds, force=options.force)
-    targets = target_kinds(options.targets or find_binary_columns(cohort))
+    targets = target_kinds(options.target or find_binary_columns(cohort))
     labels = read_labels(cohort, targets)
     cohort_split = split_cohort(
         cohort,

@@ -27,7 +27,7 @@ class StudyOptions:
 
     study: Annotated[
         Path | Any | None,  # Any is a StudyConfig; importing its module here would slow down `tapfm --help`
-        Argument("Configuration of the study. Not needed with --preset.", metavar="STUDY.toml"),
+        Argument("Configuration of the study. Pass this file, --preset or --tables.", metavar="STUDY.toml"),
     ] = None
     _: KW_ONLY
     out: Annotated[Path | None, Option("Folder of the study, for runs, tables and plots.", metavar="DIR")] = None
@@ -35,7 +35,7 @@ class StudyOptions:
         str | None,
         Option(
             "Use a predefined study: paper-table1, paper-table2, ablation-lambda, ablation-tiles, ablation-cosine, "
-            "stability, layers or forgetting. The name all is valid with --scale mini.",
+            "stability, layers or forgetting. 'all', only with --scale mini, runs the first five one after another.",
             metavar="NAME",
         ),
     ] = None
@@ -45,7 +45,11 @@ class StudyOptions:
     ] = "full"
     cohort: Annotated[
         Path | None,
-        Option("With --preset: cohort table with labels and splits.", metavar="CSV", show_default="split.csv"),
+        Option(
+            "With --preset: cohort table with labels and splits.",
+            metavar="CSV",
+            show_default="required; with --write: split.csv",
+        ),
     ] = None
     slides: Annotated[
         Path | None, Option("Folder of the slides of --cohort, if the cohort table has no paths.", metavar="DIR")

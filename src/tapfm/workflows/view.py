@@ -28,7 +28,11 @@ class ViewOptions:
     ]
     _: KW_ONLY
     slides: Annotated[
-        Path | None, Option("Folder to search for slides that were moved after the prediction.", metavar="DIR")
+        Path | None,
+        Option(
+            "Folder to search for the slides of a cohort table, or for slides that were moved after their prediction.",
+            metavar="DIR",
+        ),
     ] = None
     port: Annotated[
         int | None,

@@ -19,13 +19,13 @@ from tapfm.slides.slide import DAMAGED_FILE_HINT, WHITE, Box, Level, Pixels, Sli
 
 SUFFIXES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".webp": "WebP"}
 _MAX_PIXELS = 500_000_000  # 1.5 GB in memory
-_LIMIT_LOCK = threading.Lock()  # protects Image.MAX_IMAGE_PIXELS
+_MAX_IMAGE_PIXELS_LOCK = threading.Lock()
 
 
 @contextmanager
 def open_image(path: Path) -> Iterator[Image.Image]:
     """Open an image of up to _MAX_PIXELS, with Pillow's much lower size limit disabled."""
-    with _LIMIT_LOCK:
+    with _MAX_IMAGE_PIXELS_LOCK:
         before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
             image = Image.open(path)

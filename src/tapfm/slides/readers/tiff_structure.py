@@ -212,7 +212,7 @@ def _read_ome_metadata(xml: str, page: Any) -> tuple[float | None, float | None,
     mpp, note = combine_mpp(sizes[0], sizes[-1]) if sizes else (None, "")
     similar = [each for each in images if 2 * math.prod(_ome_image_size(each)) > math.prod(_ome_image_size(image))]
     if len(similar) > 1:
-        note = f"the file contains {len(similar)} large images; using the largest"
+        note = f"the file contains {len(similar)} images of similar size; only the largest is read"
     return mpp, _read_ome_objective(root, image), note
 
 

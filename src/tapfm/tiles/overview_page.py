@@ -10,7 +10,7 @@ from urllib.parse import quote
 from tapfm.tiles.records import TileRecord
 
 
-def build_contact_sheet(entries: Sequence[TileRecord]) -> str:
+def build_overview_page(entries: Sequence[TileRecord]) -> str:
     """Return the page as HTML: failed slides with reasons, then all slides."""
     failed = [entry for entry in entries if entry.status == "failed"]
     tiled = [entry for entry in entries if entry.status == "ok"]
@@ -19,14 +19,14 @@ def build_contact_sheet(entries: Sequence[TileRecord]) -> str:
         [
             "<!doctype html>",
             '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
-            f"<title>Tiles: {count}</title><style>{_read_static('contact_sheet.css')}</style></head><body>",
+            f"<title>Tiles: {count}</title><style>{_read_static('overview_page.css')}</style></head><body>",
             f"<h1>Tiles</h1><p>{count}. Green outline: tissue. Green squares: tiles. "
             "Filled squares: removed tiles, with the reason in the legend of the image.</p>",
             *_format_failures_table(failed),
             '<input type="search" placeholder="filter by name, warning, scale" aria-label="filter">',
             '<div class="sheet">',
             *map(_format_figure, [*failed, *tiled]),
-            f"</div><script>{_read_static('contact_sheet.js')}</script></body></html>",
+            f"</div><script>{_read_static('overview_page.js')}</script></body></html>",
         ]
     )
 

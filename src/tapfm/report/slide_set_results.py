@@ -13,7 +13,7 @@ from tapfm.tasks.target import TargetKinds
 
 
 @dataclass(frozen=True)
-class EvaluatedSlideSet:
+class SlideSetResults:
     """Predictions and metrics of a model on one set of slides."""
 
     title: str  # test, validation, external.csv; followed by the folder if several sets have the same title
