@@ -173,7 +173,7 @@ FORMATS: dict[str, list[Format]] = {
                 "downsample": "CLAM: downsample factor of that level, 1",
                 "level_dim": "CLAM: width and height of the slide, in level-0 pixels",
                 "downsampled_level_dim": "CLAM: the same as `level_dim`",
-                "save_path": "CLAM: folder",
+                "save_path": "CLAM: name of the folder that contains this file",
             },
         ),
         Format(

@@ -1,6 +1,6 @@
 """Adapt a pathology foundation model to your task from slide labels, on one GPU.
 
-Each command is a function with the options of the command line:
+Most commands are functions with the options of the command line; `configure` and `load` exist only in Python:
 
     import tapfm
 

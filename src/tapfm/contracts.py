@@ -2,15 +2,14 @@
 
     tiles ──> TileEncoder ──> EncodedTiles ──> Aggregator ──> BagOutput ──> Task ──> loss
 
-Tensor names end in their shape if it is fixed. The same letters are used in `two_graph.py`, `chunked.py`,
-`cls_attention.py`, `vit.py` and `blocks.py`:
+Names of tensors with a fixed shape end in it, with the same letters in all modules:
 
     K  tiles of one slide (the bag)       3hw  colour channels, tile height, tile width
     D  size of a tile feature             N    tokens of a tile (CLS, registers, patches)
     C  targets (1 for a binary task)      H    attention heads; d is the size of a head
 
-So `z_KD` is the matrix of tile features and `r_K` the vector of raw attentions. A "patch" is always a token of the
-ViT; a piece of a slide is always a "tile".
+So `z_KD` is the matrix of tile features and `r_K` the vector of raw attentions. A "patch" is a token of the ViT;
+a piece of a slide is a "tile" (only the file layouts of TRIDENT and CLAM call tiles patches).
 
 The protocols are structural: a class implements one by having its methods, without inheriting from it.
 """
@@ -47,7 +46,9 @@ class BagOutput(NamedTuple):
 
     logits_C: Tensor
     tile_weights: Tensor | None  # weights of the sum over tiles; None if the aggregator has none
-    tile_scores: Tensor | None = None  # values for the heatmap, if they are not the tile weights
+    tile_scores: Tensor | None = (
+        None  # values for the heatmap of an aggregator without tile weights, such as the logit of each tile
+    )
     extra_loss: Callable[[Task, Targets], Tensor] | None = None  # the aggregator's own term, added to the task's loss
     contributions: Callable[[], Contributions] | None = None  # only if every logit is a sum over tiles
 

@@ -1,18 +1,18 @@
-"""All exceptions that tapfm raises deliberately. Each has a message and a hint that says what to do next.
+"""The errors of tapfm, each with a message and usually a hint that says what to do next; and `Interrupted`.
 
 TapfmError                          exit code 1
-├── NonFiniteError                  a loss or gradient is NaN or infinite; training stops
-├── TileReadError                   pixels of a slide cannot be decoded; the tiles are retried, then skipped
+├── NonFiniteError                  a loss, gradient or logit is NaN or infinite; training stops, or a slide fails
+├── TileReadError                   pixels of a slide cannot be decoded; a few such tiles are skipped after a retry
 ├── DiskFullError                   no space to write a file; its previous version is intact
-├── DeviceMemoryError               out of memory while loading a model, or even with the smallest batch
-├── SlidesFailedError               exit code 3: some slides failed, the others are finished
+├── DeviceMemoryError               out of memory while loading a model, or while encoding a single tile
+├── SlidesFailedError               exit code 3: more slides failed than allowed, or all; finished work is saved
 ├── CommandFailedError              a command started by another command failed; has that command's exit code
 └── InputError                      exit code 2: invalid input
     ├── UnknownNameError            unknown encoder, column, ...; the message suggests similar names
     ├── SettingError                a setting is out of range
     ├── TileError                   tiles have the wrong type, shape or size
     ├── LabelError                  labels cannot be used
-    ├── CohortError                 the cohort table is invalid; lists every problem
+    ├── CohortError                 a cohort table, or its slides, splits or tiles, cannot be used as requested
     ├── RunError                    a run folder cannot be used or resumed as requested
     ├── CheckpointError             a checkpoint is missing, invalid, or does not match the model or the optimiser
     ├── TileStoreError              a file of tile coordinates cannot be used
@@ -20,13 +20,15 @@ TapfmError                          exit code 1
     ├── SlideError                  a slide cannot be used; the other slides are not affected
     │   ├── UnreadableSlideError    missing, damaged or in an unsupported format
     │   ├── ScaleError              mpp is missing, implausible or contradictory
-    │   └── NoTissueError           no tissue was detected
-    ├── UnsupportedEncoderError     the CLS attention of this architecture cannot be read
+    │   └── NoTilesError           no tile is left: no tissue, tiles removed by filters, or a slide smaller than a tile
+    ├── UnsupportedEncoderError     an encoder or its architecture is not supported
     └── WeightsError                encoder weights are missing, gated, damaged or do not match
         ├── WeightsNotFoundError
         ├── GatedWeightsError
         ├── WeightsDigestError
         └── WeightsMismatchError
+
+`Interrupted` is not a TapfmError: a signal stopped the command. The exit code is 128 + the number of the signal.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from collections.abc import Iterable
 
 
 class TapfmError(Exception):
-    """Base class: a message that says what happened, and a hint that says what to do next."""
+    """Base class: a message that says what happened, and a hint that says what to do next (may be empty)."""
 
     exit_code = 1
 
@@ -55,7 +57,7 @@ class TapfmError(Exception):
 
 
 class NonFiniteError(TapfmError):
-    """A loss or a gradient is NaN or infinite."""
+    """A value that must be finite, such as a loss, a gradient or a logit, is NaN or infinite."""
 
 
 class TileReadError(TapfmError):
@@ -67,11 +69,11 @@ class DiskFullError(TapfmError):
 
 
 class DeviceMemoryError(TapfmError):
-    """A device is out of memory while loading a model, or even with the smallest batch."""
+    """A device is out of memory while loading a model, or while encoding a single tile."""
 
 
 class SlidesFailedError(TapfmError):
-    """Some slides failed; the others are finished."""
+    """More slides failed than allowed, or all of them. Finished work is saved."""
 
     exit_code = 3
 
@@ -118,7 +120,7 @@ class LabelError(InputError):
 
 
 class CohortError(InputError):
-    """The cohort table is invalid. The message lists every problem."""
+    """A cohort table, or the slides, splits, tiles or features that belong to it, cannot be used as requested."""
 
 
 class RunError(InputError):
@@ -149,12 +151,12 @@ class ScaleError(SlideError):
     """The microns per pixel (mpp) of a slide are missing, implausible or contradictory."""
 
 
-class NoTissueError(SlideError):
-    """No tissue was detected on a slide."""
+class NoTilesError(SlideError):
+    """A slide has no tiles: no tissue was detected, all tiles were removed, or it is smaller than a tile."""
 
 
 class UnsupportedEncoderError(InputError):
-    """The CLS attention of an architecture cannot be read."""
+    """An encoder or its architecture is not supported, for example because it has no CLS token."""
 
 
 class WeightsError(InputError):
@@ -170,7 +172,7 @@ class GatedWeightsError(WeightsError):
 
 
 class WeightsDigestError(WeightsError):
-    """The SHA-256 of a weights file differs from the published one."""
+    """The SHA-256 of encoder weights differs from the published one, or from that of the weights used in training."""
 
 
 class WeightsMismatchError(WeightsError):

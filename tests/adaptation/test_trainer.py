@@ -328,7 +328,7 @@ def test_unreadable_slide_stops_the_run_unless_failures_are_allowed(tmp_path):
     recorder = TrainingRecorder()
     with pytest.raises(SlidesFailedError, match="s02") as stopped:
         run_fit(make_learner(), slides, training=label_slides(slides), recorder=recorder)
-    assert "--allow-failures 1" in stopped.value.hint
+    assert "allow_failures to 1" in stopped.value.hint
     assert recorder.last is not None, "a checkpoint was saved"
 
     recorder = TrainingRecorder()

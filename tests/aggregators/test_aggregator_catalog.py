@@ -21,7 +21,7 @@ def test_catalogue_does_not_import_torch():
 def test_options_and_defaults_of_a_card_match_its_class(name):
     card = find_aggregator_card(name)
     parameters = inspect.signature(type(build_aggregator(name, 8, 1))).parameters
-    shared = {"feature_size", "targets", "layer_norm"} | ({"tau"} if card.uses_attention else set())
+    shared = {"feature_size", "targets", "layer_norm"} | ({"tau"} if card.uses_raw_attention else set())
     assert shared <= set(parameters)
     own = {key: parameter.default for key, parameter in parameters.items() if key not in shared}
     assert {key: option.default for key, option in card.options.items()} == own

@@ -24,7 +24,7 @@ from tapfm.tasks.cross_entropy import encode_labels
 
 every_aggregator = pytest.mark.parametrize("variant", VARIANTS)
 without_attention = pytest.mark.parametrize(
-    "variant", [variant for variant, (name, _) in VARIANTS.items() if not AGGREGATORS[name].uses_attention]
+    "variant", [variant for variant, (name, _) in VARIANTS.items() if not AGGREGATORS[name].uses_raw_attention]
 )
 LABELS = encode_labels([1, None, 0])
 
@@ -82,7 +82,7 @@ def test_every_tile_gets_a_gradient_except_with_max(variant):
 def test_logits_depend_on_raw_attention_only_if_the_card_says_so(variant):
     aggregator, (z_KD, r_K) = build_variant(variant), random_bag()
     same = torch.equal(aggregator(z_KD, r_K).logits_C, aggregator(z_KD, r_K.flip(0)).logits_C)
-    assert same is not AGGREGATORS[VARIANTS[variant][0]].uses_attention
+    assert same is not AGGREGATORS[VARIANTS[variant][0]].uses_raw_attention
 
 
 @every_aggregator

@@ -41,7 +41,9 @@ from tapfm.slides.opening import open_slide
 from tapfm.tiles.store import TileSet
 
 CPU = torch.device("cpu")
-TILE_COUNTS = TileCounts(training_tiles=1000, validation_tiles=200, held_out_tiles=600, epochs=3, slide_tiles=50)
+TILE_COUNTS = TileCounts(
+    training_tiles=1000, validation_tiles=200, final_prediction_tiles=600, epochs=3, slide_tiles=50
+)
 
 
 def pocket(**changes):
@@ -80,7 +82,9 @@ def test_no_estimate_without_a_measurement():
 
 
 def test_no_validation_time_without_validation_slides():
-    tile_counts = TileCounts(training_tiles=1000, validation_tiles=0, held_out_tiles=0, epochs=2, slide_tiles=50)
+    tile_counts = TileCounts(
+        training_tiles=1000, validation_tiles=0, final_prediction_tiles=0, epochs=2, slide_tiles=50
+    )
     _, validation, held_out, whole, _ = estimate_times(tile_counts, Speeds(100, 50, 20), shared_cores=False)
     assert validation.seconds == held_out.seconds == 0
     assert whole.seconds == 100
@@ -150,7 +154,7 @@ def test_tile_counts_of_the_paper_cohort():
     assert tile_counts == TileCounts(
         training_tiles=1624 * 300,
         validation_tiles=203 * 10_000,
-        held_out_tiles=406 * 10_000,
+        final_prediction_tiles=406 * 10_000,
         epochs=20,
         slide_tiles=10_000,
     )
@@ -163,7 +167,7 @@ def test_tile_counts_follow_the_settings_of_a_run(bench_workspace):
     assert slides.source == "run"
     assert len(slides.files) == 3
     assert count_tiles(slides, config) == TileCounts(
-        training_tiles=4 * 3, validation_tiles=2 * 4, held_out_tiles=6 * 4, epochs=7, slide_tiles=4
+        training_tiles=4 * 3, validation_tiles=2 * 4, final_prediction_tiles=6 * 4, epochs=7, slide_tiles=4
     )
 
 
@@ -194,6 +198,9 @@ def test_hint_for_a_cohort_without_tiles_contains_the_command(bench_workspace, t
     with pytest.raises(CohortError) as caught:
         slides_from_cohort(bench_workspace / "cohort.csv", tmp_path)
     assert f"tapfm tile {bench_workspace / 'cohort.csv'} --out {tmp_path}" in caught.value.hint
+    with pytest.raises(CohortError) as caught:
+        slides_from_cohort(bench_workspace / "cohort.csv", tmp_path, bench_workspace)
+    assert f"--slides {bench_workspace} --out {tmp_path}" in caught.value.hint
 
 
 def test_slides_to_read_are_spread_over_the_table():

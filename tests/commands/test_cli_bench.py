@@ -61,7 +61,7 @@ def test_estimates_follow_from_speeds_and_slides_of_the_run(bench):
     assert [row["task"] for row in values["estimates"]] == [
         "training, per epoch",
         "validation, per epoch",
-        "held-out slides, at the end",
+        "validation and test slides, at the end",
         "whole training, 1 epoch",
         "prediction, per slide",
     ]

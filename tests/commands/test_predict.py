@@ -237,6 +237,15 @@ def test_folders_tables_and_slides_can_be_combined(run, workspace, tmp_path):
     assert folder.slides()[0].targets["FGFR3"].label == 1
 
 
+def test_hint_of_a_failed_slide_names_tapfm_tile_only_for_options_of_tapfm_tile(run, tmp_path):
+    write_slide(tmp_path / "unscaled.tif", section(900, 900), mpp=None, aperio=False)
+    write_slide(tmp_path / "white.svs", np.full((900, 900, 3), 255, np.uint8), mpp=0.5)
+    predict(run, tmp_path / "p", tmp_path / "unscaled.tif", tmp_path / "white.svs")
+    hints = {row["slide_id"]: row["hint"] for row in read_rows(tmp_path / "p" / "failures.csv")}
+    assert "then predict with --tiles" in hints["white"], "it names --min-tissue, an option of tapfm tile"
+    assert "then predict with --tiles" not in hints["unscaled"]
+
+
 @pytest.mark.parametrize("table_first", [True, False])
 def test_table_takes_precedence_if_a_slide_is_given_twice(run, tmp_path, table_first):
     slide, table = tmp_path / "X.tif", tmp_path / "table.csv"

@@ -52,7 +52,7 @@ def test_report_of_finished_run_has_all_sections(tmp_path):
         "Slides and labels",
         "Training",
         "Results",
-        "Predictions of all slides",
+        "Predictions by slide",
         "Licence of the encoder",
         "Configuration and sources",
     ]

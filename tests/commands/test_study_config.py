@@ -92,6 +92,11 @@ def test_method_settings_override_study_settings_and_variants_override_both():
         ({"methods": ["frozen"]}, "methods.0: input should be 'tapfm', 'finetune' or 'fixed'; got 'frozen'"),
         ({"settings": {"adaptation": {"lamda": 1}}}, "settings.adaptation.lamda: unknown setting; did you mean"),
         ({"settings": {"tapfm": {"sched": {}}}}, "settings.tapfm.sched: unknown setting"),
+        ({"settings": {"tapfm": {"machine": {"allow_failures": 2}}}}, "settings.tapfm.machine.allow_failures"),
+        (
+            {"variants": [{"name": "v", "settings": {"machine": {"allow_failures": 2}}}]},
+            "variants v.machine.allow_failures",
+        ),
         ({"seeds": [1, 1]}, "seeds: 1 is listed twice"),
         ({"task": "multilabel"}, "multilabel needs at least two targets"),
         ({"report": "forgetting"}, "probe: missing"),

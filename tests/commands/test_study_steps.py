@@ -55,7 +55,7 @@ def test_status_csv_has_all_steps_and_keeps_rows_of_other_runs(tmp_path):
         ["a", "evaluate test", "not run", "tapfm 'evaluate test' a", "logs/a.log"],
     ]
     assert read_status(StudyFolder(tmp_path))["b", "train"][2] == "done"
-    assert "0 of 2 runs done; features: embed" in printed.getvalue()
+    assert "0 of 2 runs done; starting features: embed" in printed.getvalue()
 
 
 def test_features_are_not_needed_if_all_their_runs_are_finished(tmp_path):

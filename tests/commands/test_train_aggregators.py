@@ -86,10 +86,12 @@ def test_graph_aggregator_needs_features_with_coordinates(workspace_copy):
         *settings(FIXED, f"tiles.features={workspace_copy / 'theirs'}", "aggregator.name=torchmil:PatchGCN"),
     )
     assert result.returncode == 2
-    assert "(STAMP) has no tile positions" in " ".join(result.output.split())
+    output = " ".join(result.output.split())
+    assert f"{case_id(0)}.h5 (STAMP)" in output
+    assert "coordinates" in output
 
 
-@pytest.mark.parametrize("name", [name for name, card in AGGREGATORS.items() if not card.uses_attention])
+@pytest.mark.parametrize("name", [name for name, card in AGGREGATORS.items() if not card.uses_raw_attention])
 def test_method_tapfm_rejects_aggregators_without_attention(workspace, name):
     message = train_error(workspace, f"aggregator.name={name}")
     assert f"'{name}' does not use the encoder's attention" in message

@@ -116,7 +116,7 @@ def test_machine_settings_may_change_on_resume(first, workspace):
     ("change", "difference"),
     [
         (lambda rows: rows[5].update(FGFR3="0"), "case-05: FGFR3 was '1', is now '0'"),
-        (lambda rows: rows.pop(7), "1 slides were removed: case-07"),
+        (lambda rows: rows.pop(7), "1 slide removed: case-07"),
         (lambda rows: rows[7].update(split="val"), "case-07: split was 'test', is now 'val'"),
         (lambda rows: rows[0].update(patient_id="Roe"), "case-00: patient_id was 'Doe0', is now 'Roe'"),
     ],

@@ -56,9 +56,10 @@ def test_scope_is_parsed_and_formatted(text, scope):
     "text", ["", "Full", "full:2", "last", "lora", "last:0", "lora:-1", "lora:1.5", "last: 2", "lora:16 ", "head:2"]
 )
 def test_invalid_scope_is_an_error_that_lists_valid_scopes(text):
-    with pytest.raises(SettingError, match=r'"full", "last:4" .* "lora:16"') as raised:
+    with pytest.raises(SettingError) as raised:
         Scope.parse(text)
     assert f"'{text}'" in raised.value.message
+    assert all(valid in raised.value.hint for valid in ('"full"', '"last:N"', '"lora:R"'))
 
 
 @pytest.mark.parametrize("parts", [("full", 1), ("last", None), ("lora", 0), ("last", -1), ("head", None)])

@@ -1,6 +1,7 @@
 """The encoder catalogue matches the architectures that it describes."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -129,7 +130,9 @@ def test_timm_models_other_than_vits_are_an_error():
             find_encoder_card(f"timm:{name}")
     with pytest.raises(UnknownNameError) as raised:
         find_encoder_card("timm:vit_small_patch16_224.dinoo")
-    assert "vit_small_patch16_224.dino" in raised.value.hint
+    suggested = re.findall(r"timm:[\w.]+", raised.value.hint)
+    assert "timm:vit_small_patch16_224.dino" in suggested
+    assert all(find_encoder_card(name) for name in suggested), "each suggestion is a valid name"
     with pytest.raises(UnknownNameError) as raised:
         find_encoder_card("timm:vit_small_patch16_22")
     assert "vit_small_patch16_224" in raised.value.hint

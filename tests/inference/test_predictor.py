@@ -83,7 +83,7 @@ def test_single_model_gives_logits_and_contributions(layer_norm):
     assert output.columns["attention"].tolist() == slide.by_model[0].r_K.double().tolist()
     assert output.columns["weight"].sum() == pytest.approx(1, abs=1e-6)
     for target in TARGETS:
-        total = output.constants[target] + output.columns[f"contribution.{target}"].sum()
+        total = output.logit_constants[target] + output.columns[f"contribution.{target}"].sum()
         assert total == pytest.approx(output.logits[target], abs=1e-5)
 
 
@@ -100,7 +100,7 @@ def test_columns_depend_on_the_aggregator(aggregator, columns):
     output, _, _ = predict(build_model(aggregator=aggregator))
     assert list(output.columns) == columns
     assert all(len(values) == 9 and np.isfinite(values).all() for values in output.columns.values())
-    assert (output.constants["EGFR"] is None) == (aggregator == "max")
+    assert (output.logit_constants["EGFR"] is None) == (aggregator == "max")
 
 
 def test_weight_column_of_a_single_target_has_no_target_name():
@@ -115,7 +115,7 @@ def test_ensemble_averages_probabilities_and_tile_scores():
     for target in TARGETS:
         mean = np.mean([sigmoid(each.logits[target]) for each in by_member])
         assert sigmoid(output.logits[target]) == pytest.approx(mean, abs=1e-12)
-        assert output.constants[target] is None
+        assert output.logit_constants[target] is None
     assert predictor.predict_logits("S1", slide) == output.logits
     assert list(output.columns) == ["attention"]  # the only column that all members have
     np.testing.assert_array_equal(

@@ -67,5 +67,5 @@ def test_bfloat16_logits_are_similar_and_contributions_sum_to_the_logit():
     exact, fast = (predict(build_model(dtype), 64) for dtype in (None, torch.bfloat16))
     assert fast.logits["FGFR3"] == pytest.approx(exact.logits["FGFR3"], abs=0.05)
     for output in (exact, fast):
-        total = output.constants["FGFR3"] + output.columns["contribution.FGFR3"].sum()
+        total = output.logit_constants["FGFR3"] + output.columns["contribution.FGFR3"].sum()
         assert total == pytest.approx(output.logits["FGFR3"], abs=1e-4)

@@ -37,6 +37,14 @@ def test_equal_attentions_give_uniform_weights_and_no_gradient(values):
     assert gradient.tolist() == [0] * len(values)
 
 
+def test_two_tiles_have_no_attention_gradient():
+    r_K = torch.tensor([0.001, 0.003], dtype=torch.float64, requires_grad=True)
+    a_K = compute_tile_weights(r_K)
+    torch.testing.assert_close(a_K, torch.tensor([0.0, 1.0], dtype=torch.float64).softmax(0))
+    (gradient,) = torch.autograd.grad((a_K * torch.tensor([1.0, 5.0])).sum(), r_K)
+    assert gradient.abs().max() < 1e-9
+
+
 def test_tied_extremes_share_their_gradient():
     r_K = torch.tensor([0.001, 0.003, 0.003, 0.001, 0.002], dtype=torch.float64, requires_grad=True)
     upstream = torch.tensor([1.0, 2.0, 2.0, 1.0, 5.0], dtype=torch.float64)

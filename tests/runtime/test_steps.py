@@ -274,11 +274,11 @@ def test_step_bars_print_lines_without_a_terminal(tmp_path, monkeypatch):
         bars.show_start(steps[0])
     assert output.getvalue().splitlines() == [
         "1 of 2 runs already done.",
-        "1 of 2 runs done; features: embed",
-        "1 of 2 runs done; a: train",
+        "1 of 2 runs done; starting features: embed",
+        "1 of 2 runs done; starting a: train",
         "a: train, epoch 2/3",
         "failed a: train: out of [memory]",
-        "2 of 2 runs done; features: embed",
+        "2 of 2 runs done; starting features: embed",
     ]
 
 

@@ -142,7 +142,7 @@ class Percentage:
     def choose_thresholds(self, truth, logits, sensitivity):
         return TargetThresholds()
 
-    figures = {"errors": "Errors"}  # noqa: RUF012
+    figure_titles = {"errors": "Errors"}  # noqa: RUF012
 
     def build_panels(self, data):
         return {"errors": Panel("Errors", marks=[Points(data.truth.tolist(), (10 * data.logits).tolist())])}

@@ -460,7 +460,7 @@ def test_a_slide_without_prediction_and_a_damaged_slide(chromium, tmp_path):  # 
     (tmp_path / "broken.svs").write_bytes(b"not a slide")
     with ViewerServer(tmp_path) as address, open_checked_page(chromium, expected=("422",)) as page:  # noqa: F811
         page.goto(address)
-        page.locator("#message", has_text="broken: The slide file is damaged").wait_for()
+        page.locator("#message", has_text="broken: The slide file cannot be opened").wait_for()
         page.keyboard.press("j")
         wait_for_view(page, slide="plain")
         assert page.locator("#message").is_hidden()

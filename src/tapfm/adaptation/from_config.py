@@ -136,7 +136,7 @@ def _check_stored_features(config: RunConfig, data: RunData) -> FeatureMetadata:
         metadata = slide.features.metadata
         key = (metadata.size, metadata.encoder, metadata.weights_sha256, metadata.precision)
         slides_by_source.setdefault(key, []).append(slide)
-        if aggregator.uses_attention and not metadata.has_attention:
+        if aggregator.uses_raw_attention and not metadata.has_attention:
             raise InputError(
                 f"{slide.features.path} ({metadata.origin}) has no raw attention, but the aggregator "
                 f"{config.aggregator.name} needs it.",

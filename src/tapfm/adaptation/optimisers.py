@@ -211,7 +211,7 @@ class AdamW:
             if name not in values or values[name].shape != master.shape:
                 raise CheckpointError(
                     f"The checkpoint does not match the model: {name} is missing or has a different shape.",
-                    hint="Use the encoder, aggregator and scope that the checkpoint was trained with.",
+                    hint="Use the encoder, aggregator and adaptation.scope that the checkpoint was saved with.",
                 )
         for name, master in masters.items():
             master.copy_(values[name])
@@ -220,7 +220,7 @@ class AdamW:
                 shard.working.copy_(shard.master)
 
     def state(self) -> dict[str, Tensor]:
-        """Return moments and step count without copying, under the keys `0007/first`, ..., `step`, `layout`."""
+        """Return the moments by shard number (`0007/first`), the step count, and `layout`, without copying them."""
         self._synchronise()
         return dict(self._named_moments()) | {_STEP: self._step, _LAYOUT: self._layout}
 
@@ -239,7 +239,7 @@ class AdamW:
         if mismatches or _STEP not in state or not _equal(state.get(_LAYOUT), self._layout):
             raise CheckpointError(
                 "The moments in the checkpoint belong to other parameters or have a different layout.",
-                hint="Use the encoder, aggregator and scope that the checkpoint was trained with. "
+                hint="Use the encoder, aggregator and adaptation.scope that the checkpoint was saved with. "
                 "If another version of tapfm wrote it, start a new run.",
             )
         for name, stored in moments.items():

@@ -108,8 +108,10 @@ def run_training(
                         stop_signal=stop.signal_number,
                     )
             _print_best_epoch(progress, config, console)
-            held_out = {VALIDATION: validation, TEST: test}
-            return _predict_held_out(config, data, learner, run_folder, progress, held_out, workers, stop, console)
+            slides_by_split = {VALIDATION: validation, TEST: test}
+            return _predict_validation_and_test(
+                config, data, learner, run_folder, progress, slides_by_split, workers, stop, console
+            )
         except SlidesFailedError as error:
             command = f"{_resume_command(folder)} --allow-failures {len(progress.failed)}"
             raise SlidesFailedError(error.message, hint=f"Fix the slides, or resume without them: {command}") from error
@@ -170,7 +172,7 @@ def _export_command(folder: Path) -> str:
     return format_command("export", folder, "--out", Path("exported") / folder.name)
 
 
-def _predict_held_out(
+def _predict_validation_and_test(
     config: RunConfig,
     data: RunData,
     learner: Learner,

@@ -23,8 +23,8 @@ class AggregatorCard:
     """Description of an aggregator.
 
     implementation: module and class.
-    uses_attention: weights tiles by the raw attention of the encoder, so it has the argument `tau`, and stored features
-        must contain the attention.
+    uses_raw_attention: weights tiles by the raw attention of the encoder, so it has the argument `tau`, and stored
+        features must contain the attention.
     uses_coordinates: needs the coordinates of the tiles on the slide.
     torchmil: name of the torchmil model, if it is one. These models have one target, their own head, and the arguments
         of their constructor as options.
@@ -33,7 +33,7 @@ class AggregatorCard:
     name: str
     summary: str
     implementation: tuple[str, str]
-    uses_attention: bool = False
+    uses_raw_attention: bool = False
     uses_coordinates: bool = False
     options: Mapping[str, AggregatorOption] = field(default_factory=dict)
     torchmil: str | None = None
@@ -86,13 +86,13 @@ AGGREGATORS: dict[str, AggregatorCard] = {
             name="cls-attention",
             summary="the aggregator of the paper: tiles weighted by the encoder's CLS attention",
             implementation=("tapfm.aggregators.cls_attention", "ClsAttention"),
-            uses_attention=True,
+            uses_raw_attention=True,
         ),
         AggregatorCard(
             name="cls-gated",
-            summary="our own: CLS attention times a trained gate per target",
+            summary="our own: the tile weights of cls-attention times a trained factor per target",
             implementation=("tapfm.aggregators.cls_gated", "ClsGated"),
-            uses_attention=True,
+            uses_raw_attention=True,
             options={
                 "attention": AggregatorOption(128, "size of the hidden layer of the gate", at_least=1),
                 "dropout": AggregatorOption(0.0, "dropout of the input of the gate", at_least=0, below=1),
@@ -208,7 +208,7 @@ def build_aggregator(
     arguments = card.complete_options(options or {})
     if card.torchmil is not None:
         arguments["model"] = card.torchmil
-    if card.uses_attention:
+    if card.uses_raw_attention:
         arguments["tau"] = tau
     module, class_name = card.implementation
     aggregator_class = getattr(importlib.import_module(module), class_name)

@@ -48,8 +48,8 @@ class VarMil(nn.Module):
     def _compute_contributions(self, tile_weights: Tensor, projected: Tensor, mean: Tensor) -> Contributions:
         """Decompose the logits into contributions of tiles.
 
-        The pooled feature is the weighted mean and the weighted variance, concatenated. If the mean is treated as a
-        constant, both are weighted sums over tiles.
+        The pooled feature is the weighted mean and the weighted variance, concatenated. The mean is a weighted sum over
+        tiles. So is the variance, if the mean inside it is treated as a constant.
         """
         values = torch.cat([projected, (projected - mean) ** 2], 1)
         return compute_contributions(self.classifier, self.norm, tile_weights, values)

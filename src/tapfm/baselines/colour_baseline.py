@@ -60,7 +60,7 @@ def find_baseline_slides(model_folder: ModelFolder, data: EvaluationSlides) -> B
 
 
 def can_read_colours(slides: BaselineSlides) -> bool:
-    """Return whether a training slide and an evaluated slide have tiles and an existing slide file."""
+    """Return whether at least one training slide and at least one evaluated slide have tiles and a slide file."""
     return all(
         any(each.tiles is not None and each.row.path.exists() for each in group)
         for group in (slides.training, slides.evaluated)
@@ -83,7 +83,9 @@ def predict_baseline(slides: BaselineSlides, targets: TargetKinds, colours: Colo
     if len(fits) < len(targets):
         missing = ", ".join(target for target in targets if target not in fits)
         return BaselinePredictions(
-            (), (), f"The {BASELINE} is not available: too few training slides could be read for {missing}."
+            (),
+            (),
+            f"The {BASELINE} is not available: the readable training slides do not have both classes of {missing}.",
         )
     inputs = "colours and tile count"
     if colours is None:
@@ -104,7 +106,10 @@ def _add_statistics(slides: Sequence[RunSlide], colours: Colours | None) -> list
 
 
 def _compute_baseline_statistics(slide: RunSlide, colours: Colours | None) -> list[float] | None:
-    """Return colour statistics, if given, and the log of the tile count of a slide; None if it cannot be read."""
+    """Return the log of the tile count of a slide, after its colour statistics if `colours` is given.
+
+    None if the slide has no tiles or no entry in `colours`.
+    """
     if (count := _count_tiles(slide)) == 0:
         return None
     if colours is None:

@@ -124,7 +124,7 @@ def count_tiles(slides: BenchSlides, config: RunConfig) -> TileCounts:
     return TileCounts(
         training_tiles=tiles(TRAIN, config.adaptation.tiles_per_slide),
         validation_tiles=tiles(VALIDATION, config.selection.validation_tiles),
-        held_out_tiles=tiles(VALIDATION, "all") + tiles(TEST, "all"),
+        final_prediction_tiles=tiles(VALIDATION, "all") + tiles(TEST, "all"),
         epochs=config.schedule.epochs,
         slide_tiles=slides.mean_tiles,
     )

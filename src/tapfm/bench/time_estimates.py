@@ -16,7 +16,7 @@ class TileCounts:
 
     training_tiles: int  # per epoch
     validation_tiles: int  # after each epoch
-    held_out_tiles: int  # all tiles of validation and test slides, once at the end
+    final_prediction_tiles: int  # all tiles of validation and test slides, once at the end
     epochs: int
     slide_tiles: int  # mean per slide
 
@@ -41,7 +41,7 @@ class TimeEstimate:
 
 
 def estimate_times(tile_counts: TileCounts, speeds: Speeds, *, shared_cores: bool) -> list[TimeEstimate]:
-    """Return the durations of an epoch, its validation, the held-out slides, the whole training and one prediction.
+    """Return the durations of an epoch, its validation, the final predictions, the whole training and one prediction.
 
     A GPU computes while the CPU reads the next tiles, so the slower of the two determines the duration. With
     `shared_cores`, the CPU does both, and the durations are added.
@@ -58,11 +58,11 @@ def estimate_times(tile_counts: TileCounts, speeds: Speeds, *, shared_cores: boo
 
     epoch = estimate("training, per epoch", tile_counts.training_tiles, speeds.step)
     validation = estimate("validation, per epoch", tile_counts.validation_tiles, speeds.encoding)
-    held_out = estimate("held-out slides, at the end", tile_counts.held_out_tiles, speeds.encoding)
+    final = estimate("validation and test slides, at the end", tile_counts.final_prediction_tiles, speeds.encoding)
     slide = estimate("prediction, per slide", tile_counts.slide_tiles, speeds.encoding)
-    tiles = tile_counts.epochs * (epoch.tiles + validation.tiles) + held_out.tiles
+    tiles = tile_counts.epochs * (epoch.tiles + validation.tiles) + final.tiles
     seconds = None
-    if epoch.seconds is not None and validation.seconds is not None and held_out.seconds is not None:
-        seconds = tile_counts.epochs * (epoch.seconds + validation.seconds) + held_out.seconds
+    if epoch.seconds is not None and validation.seconds is not None and final.seconds is not None:
+        seconds = tile_counts.epochs * (epoch.seconds + validation.seconds) + final.seconds
     whole = TimeEstimate(f"whole training, {format_count(tile_counts.epochs, 'epoch')}", tiles, seconds, None)
-    return [epoch, validation, held_out, whole, slide]
+    return [epoch, validation, final, whole, slide]

@@ -26,9 +26,10 @@ def evaluate(options: workflow.EvaluateOptions) -> None:
 
     Predicts each slide from all of its tiles. Computes metrics with 95%
     confidence intervals from a patient bootstrap, and DeLong intervals of the
-    AUC. Thresholds are chosen on the validation slides, never on the evaluated
-    slides. A baseline that only uses colours and the number of tiles is
-    evaluated as well, to detect shortcuts.
+    AUC. Thresholds are chosen on the validation slides. If these are evaluated
+    too (--split val or all), the metrics at the thresholds are optimistic. A
+    baseline that only uses colours and the number of tiles is evaluated as
+    well, to detect shortcuts.
 
     \b
     Examples:

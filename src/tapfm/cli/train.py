@@ -23,7 +23,7 @@ def train(options: workflow.TrainOptions) -> None:
 
     RUN.toml defines the cohort, the tiles and all settings. The weights of the
     epoch with the best validation AUC are kept and used to predict the
-    validation and test slides. Ctrl-C and SIGTERM save a checkpoint first. A
+    validation and test slides. After Ctrl-C or SIGTERM, a checkpoint is saved. A
     resumed run continues in the middle of the epoch with the same tiles; on a
     CPU its weights are bit for bit the same as without the interruption.
 

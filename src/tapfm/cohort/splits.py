@@ -206,30 +206,30 @@ def check_folds(folds: int, patients: int) -> None:
 def assign_splits(patients: Sequence[Patient], fractions: tuple[float, float, float], seed: int) -> dict[str, str]:
     """Return a split for each patient, with these fractions of training, validation and test."""
     check_fractions(fractions)
-    parts = _distribute(patients, fractions, seed, "splits", in_turn=True)
+    parts = _distribute(patients, fractions, seed, "splits", first_parts_first=True)
     return {patient_id: SPLITS[part] for patient_id, part in parts.items()}
 
 
 def assign_folds(patients: Sequence[Patient], folds: int, seed: int) -> list[dict[str, str]]:
     """Return a split for each patient in each fold. Fold i tests on part i and validates on the next part."""
     check_folds(folds, len(patients))
-    parts = _distribute(patients, [1 / folds] * folds, seed, "folds", folds, in_turn=False)
+    parts = _distribute(patients, [1 / folds] * folds, seed, "folds", folds, first_parts_first=False)
     names = {0: TEST, 1: VALIDATION}
     return [{each: names.get((part - fold) % folds, TRAIN) for each, part in parts.items()} for fold in range(folds)]
 
 
 def _distribute(
-    patients: Sequence[Patient], fractions: Sequence[float], *rng_key: int | str, in_turn: bool
+    patients: Sequence[Patient], fractions: Sequence[float], *rng_key: int | str, first_parts_first: bool
 ) -> dict[str, int]:
     """Distribute patients to parts of these sizes, balanced by category and independent of the order of the table.
 
-    A class with too few patients for all parts goes to the first parts if `in_turn`, otherwise to any part.
+    first_parts_first: a class with too few patients for all parts goes to the first parts; otherwise to any parts.
     """
     by_id = sorted(patients, key=lambda each: each.patient_id)
     unassigned = {by_id[i].patient_id: by_id[i] for i in make_rng(*rng_key).permutation(len(by_id))}
     parts: list[list[Patient]] = [[] for _ in fractions]
     used = [part for part, fraction in zip(parts, fractions, strict=True) if fraction > 0]
-    for group in [[part] for part in used] if in_turn else [used]:
+    for group in [[part] for part in used] if first_parts_first else [used]:
         _assign_each_class(unassigned, group)
     _assign_remaining(unassigned, parts, _compute_part_sizes(parts, fractions, len(unassigned)))
     return {patient.patient_id: index for index, part in enumerate(parts) for patient in part}

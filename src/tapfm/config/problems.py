@@ -102,7 +102,7 @@ def _find_aggregator_problems(config: RunConfig) -> Iterator[str]:
     except InputError as error:
         yield f"aggregator.name: {error.message} {error.hint}"
         return
-    if config.adaptation.method == "tapfm" and not aggregator.uses_attention:
+    if config.adaptation.method == "tapfm" and not aggregator.uses_raw_attention:
         yield (
             f"aggregator.name: '{aggregator.name}' does not use the encoder's attention, which method tapfm trains; "
             'set adaptation.method = "finetune", or use cls-attention or cls-gated'

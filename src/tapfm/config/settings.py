@@ -157,7 +157,8 @@ class OptimiserSection(SettingsModel):
     clip_norm: NotNegative = setting("maximum gradient norm of each optimiser; 0: no clipping", default=0.0)
     slides_per_step: Count = setting("slides per optimiser step (gradient accumulation)", default=1)
     moments: Literal["auto", "float32", "bfloat16", "int8"] = setting(
-        "dtype of the AdamW moments of the encoder; auto: float32 if they fit in GPU memory, else a smaller one",
+        "dtype of the AdamW moments of the encoder; auto: float32, in GPU or CPU memory, or a smaller one if float32 "
+        "does not fit or would be much slower",
         default="auto",
     )
 
@@ -199,7 +200,7 @@ class SelectionSection(SettingsModel):
 
 
 class MachineSection(SettingsModel):
-    """Settings that do not change the result and may differ when a run is resumed."""
+    """Settings of the machine. They may differ when a run is resumed, and change results only by rounding."""
 
     device: str = setting("auto (a GPU if there is one), cpu, cuda, cuda:1, ...", default="auto")
     gpu_memory_gib: Positive | None = setting("maximum GPU memory to use, in GiB", default=None, examples=[24.0])

@@ -1,4 +1,4 @@
-"""Load and validate STUDY.toml. All unknown settings and invalid values are reported at once."""
+"""Load and validate STUDY.toml. One error reports all unknown settings and invalid values."""
 
 from __future__ import annotations
 
@@ -132,7 +132,9 @@ def load_study(file: Path) -> StudyConfig:
 
 
 def resolve_study(tables: Mapping[str, Any], source: str = "The study") -> StudyConfig:
-    """Validate all settings, without opening slides. Raises SettingError with all problems.
+    """Validate the settings, without opening slides. Raises SettingError with the problems that were found.
+
+    Names and contradictory settings are checked only if all values are valid.
 
     source: name of the study in the error message.
     """

@@ -27,7 +27,7 @@ class DemoFolder:
         self.attention_check_image = path / "attention-check.png"  # heatmaps of one slide
 
     def cohort_table(self, cohort: str) -> Path:
-        """Return the table that contains the slides of `test` (with those of the other splits) or `external`."""
+        """Return the path of the cohort table: of all splits if `cohort` is "test", or of the external slides."""
         return self.split if cohort == "test" else self.external
 
     def tiles(self, cohort: str) -> Path:

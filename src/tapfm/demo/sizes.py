@@ -67,6 +67,6 @@ SIZES: dict[SizeName, DemoSize] = {
         1,
         2,
         resamples=100,
-        note="This size only checks that every step works on this machine: metrics of so few slides are meaningless.",
+        note="This size only shows that every step works on this machine: metrics of so few slides are meaningless.",
     ),
 }

@@ -23,9 +23,9 @@ def build_timm_card(name: str) -> EncoderCard:
         )
     tags = timm.list_pretrained(f"{architecture}.*")
     if tag and name not in tags:
-        raise UnknownNameError.with_suggestions(
-            "timm model", name, tags, see=f"timm:{architecture} with --weights FILE"
-        )
+        known = [TIMM_PREFIX + each for each in tags]
+        see = ", ".join([*known, f"{TIMM_PREFIX}{architecture} with your own weights file"])
+        raise UnknownNameError.with_suggestions("timm model", TIMM_PREFIX + name, known, see=see)
     config = get_pretrained_cfg(name, allow_unregistered=True)
     try:
         with torch.device("meta"):

@@ -33,7 +33,7 @@ def build_target_panels(evaluated: EvaluatedPredictions, target: str, kind: Targ
     units = pool_by_unit(evaluated.predictions, kinds, unit)
     labelled = select_labelled_units(units, target, kind, unit)
     if labelled.undefined_reason:
-        return {name: Panel(title, why_empty=labelled.undefined_reason) for name, title in kind.figures.items()}
+        return {name: Panel(title, why_empty=labelled.undefined_reason) for name, title in kind.figure_titles.items()}
     baseline = None
     if evaluated.baseline:
         baseline_units = select_labelled_units(pool_by_unit(evaluated.baseline, kinds, unit), target, kind, unit)
@@ -62,5 +62,5 @@ def build_evaluation_figures(evaluated: EvaluatedPredictions, targets: TargetKin
     for target, kind in targets.items():
         for name, panel in build_target_panels(evaluated, target, kind).items():
             panels.setdefault(name, []).append(replace(panel, title=target))
-    titles = {name: figure_title for kind in targets.values() for name, figure_title in kind.figures.items()}
+    titles = {name: figure_title for kind in targets.values() for name, figure_title in kind.figure_titles.items()}
     return {name: Figure(f"{titles[name]}: {title}", target_panels) for name, target_panels in panels.items()}

@@ -132,7 +132,7 @@ def _check_features_match(saved: SavedModel, slides: Sequence[RunSlide]) -> None
             problem = f"has features of size {metadata.size}, but the model needs {aggregator['feature_size']}"
         elif metadata.weights_sha256 and encoder["base_weights_sha256"] not in (None, metadata.weights_sha256):
             problem = f"was created with different weights of {encoder['name']} than the model was trained with"
-        elif card.uses_attention and not metadata.has_attention:
+        elif card.uses_raw_attention and not metadata.has_attention:
             problem = f"({metadata.origin}) has no raw attention, which {card.name} uses to weight tiles"
         elif card.uses_coordinates and not metadata.has_coordinates:
             problem = f"({metadata.origin}) has no tile coordinates in level-0 pixels, which {card.name} uses"

@@ -41,7 +41,7 @@ TileValues = NDArray[np.float64]  # one value per tile
 
 
 class InferenceModel(NamedTuple):
-    """An encoder (None: features are stored) and a model (None: only features are computed), ready for inference."""
+    """A model ready for inference. encoder: None for stored features. model: None to compute only features."""
 
     encoder: InferenceEncoder | None
     model: SlideModel | None
@@ -71,7 +71,7 @@ class SlideOutput:
     """Logits by target, and named columns with one value per tile."""
 
     logits: Mapping[str, float]
-    constants: Mapping[str, float | None]  # logit = constant + sum of contributions; None if it is not such a sum
+    logit_constants: Mapping[str, float | None]  # logit = constant + sum of contributions; None if it is not such a sum
     columns: Mapping[str, TileValues]
 
 
@@ -187,7 +187,7 @@ class Predictor:
         return self._combine_logits(by_model)
 
     def predict(self, slide_id: str, slide: EncodedSlide) -> SlideOutput:
-        """Return logits, constants and tile columns of a slide, combined over members. Raises NonFiniteError."""
+        """Return logits, their constants and tile columns of a slide, combined over members. Raises NonFiniteError."""
         outputs = self.predict_each(slide_id, slide)
         if len(outputs) == 1:
             return outputs[0]
@@ -200,7 +200,7 @@ class Predictor:
 
     @torch.no_grad()
     def predict_each(self, slide_id: str, slide: EncodedSlide) -> list[SlideOutput]:
-        """Return logits and tile scores of a slide by each model. Raises NonFiniteError."""
+        """Return logits, their constants and tile columns of a slide by each model. Raises NonFiniteError."""
         outputs = []
         for output, raw_attention in self._aggregate(slide):
             logits = self._read_logits(slide_id, output)

@@ -24,7 +24,7 @@ class CallThresholds:
     def predict_targets(self, output: SlideOutput, labels: Mapping[str, Label]) -> dict[str, TargetPrediction]:
         """Return the probability and the call of each target of a slide."""
         return {
-            target: self.predict_target(target, logit, output.constants[target], labels.get(target))
+            target: self.predict_target(target, logit, output.logit_constants[target], labels.get(target))
             for target, logit in output.logits.items()
         }
 

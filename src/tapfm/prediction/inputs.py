@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from tapfm.tiles.cohort_tiling import tile_cohort
 from tapfm.tiles.grid import TileSpec
 from tapfm.tiles.store import read_slide_tiles
 
+_TILING_OPTION = re.compile(r"--(size|mpp|min-tissue|tissue|keep-pen|keep-blur)\b")
 _SCALE_TOLERANCE = 0.05  # relative difference in tile width that is accepted, because scanners differ
 _DEFAULT_MPP = 0.5  # for runs that record no scale; if the encoder card lists only other scales, its first is used
 
@@ -185,8 +187,10 @@ def find_or_create_tiles(
 
 
 def _explain_tiling_options(hint: str) -> str:
-    """Add to a hint with options that they are passed to `tapfm tile`, not to `tapfm predict`."""
-    return f"{hint} Pass these options to tapfm tile, then predict with --tiles." if "--" in hint else hint
+    """Add to a hint with options of `tapfm tile`, such as --mpp, that `tapfm predict` does not have them."""
+    if not _TILING_OPTION.search(hint):
+        return hint
+    return f"{hint.rstrip('.')}. These are options of tapfm tile: run it with them, then predict with --tiles."
 
 
 def _describe_scale_difference(tiled: TiledSlides, model_folder: ModelFolder) -> str:

@@ -94,7 +94,7 @@ Mark = Line | Band | Points | Bars | ReferenceLine
 
 @dataclass(frozen=True)
 class Panel:
-    """Axes with marks, drawn in this order. `why_empty` is shown instead of axes if it is not empty."""
+    """Axes with marks, which are drawn in the order of `marks`. If `why_empty` is not empty, it is shown instead."""
 
     title: str
     x: Axis = Axis()

@@ -79,7 +79,7 @@ def cell_text(cell: Cell, column: Column) -> str:
 
 
 def missing_text(cell: Cell) -> str:
-    """Return a dash for a cell whose value is missing (it has an `Estimate` or a reason), or an empty string."""
+    """Return the text of a cell without a value: a dash if it has an `Estimate` or a reason, otherwise nothing."""
     return MISSING if isinstance(cell.value, Estimate) or cell.reason else ""
 
 

@@ -94,7 +94,7 @@ def _parse_metadata(file: Any) -> dict[str, Any]:
 @contextmanager
 def _open_checkpoint(path: Path) -> Iterator[Any]:
     """Open a checkpoint. Raises CheckpointError for any problem with the file."""
-    hint = "Copy the folder of the run or export again, or start a new run."
+    hint = "Copy the folder of the run (or of the export) again, or start a new run."
     if not path.exists():
         raise CheckpointError(f"The checkpoint {path} does not exist.", hint=hint)
     try:

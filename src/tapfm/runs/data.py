@@ -14,7 +14,7 @@ from tapfm.errors import CohortError, LabelError, TapfmError, UnknownNameError
 from tapfm.evaluation.predictions import LabelledSlide
 from tapfm.results.table import Column, Table, table_row
 from tapfm.runtime.files import file_identity, file_sha256, fingerprint
-from tapfm.runtime.messages import format_command
+from tapfm.runtime.messages import format_command, format_count
 from tapfm.slides.opening import list_slide_files
 from tapfm.tasks.catalog import target_kinds
 from tapfm.tasks.labels import check_training_labels, label_count_columns, read_labels
@@ -216,9 +216,9 @@ def describe_changed_slides(split_rows: Sequence[Mapping[str, str]], data: RunDa
     new = {row[0]: dict(zip(data.split_csv_columns, row, strict=True)) for row in data.format_split_csv_rows()}
     lines = []
     if gone := [slide_id for slide_id in old if slide_id not in new]:
-        lines.append(f"{len(gone):,} slides were removed: {_list_some(gone)}")
+        lines.append(f"{format_count(len(gone), 'slide')} removed: {_list_some(gone)}")
     if added := [slide_id for slide_id in new if slide_id not in old]:
-        lines.append(f"{len(added):,} slides were added: {_list_some(added)}")
+        lines.append(f"{format_count(len(added), 'slide')} added: {_list_some(added)}")
     for slide_id in [slide_id for slide_id in old if slide_id in new]:
         for name in dict.fromkeys([*old[slide_id], *new[slide_id]]):
             was, is_now = old[slide_id].get(name), new[slide_id].get(name)

@@ -158,7 +158,7 @@ def _find_input_paths(
     if model_folder.ensemble == "folds":
         raise RunError(
             f"{model_folder.path} is an ensemble of folds: each slide of its cohort was used to train some member.",
-            hint="Use the out-of-fold metrics of the study, or evaluate on another cohort: --cohort EXTERNAL.csv",
+            hint="Evaluate it on another cohort: --cohort EXTERNAL.csv. A study has out-of-fold metrics of its cohort.",
         )
     if config is None:
         raise RunError(
@@ -303,12 +303,12 @@ def _check_patient_overlap(
     named = [f"{patient} ({split})" for patient, split in sorted(shared.items())]
     if not allow_overlap:
         raise CohortError(
-            f"{format_count(len(shared), 'patient')} of this cohort were used for training or validation of "
-            f"{model_folder.path}: {format_names(named, _MAX_LISTED)}.",
+            f"{model_folder.path} was trained or validated on {format_count(len(shared), 'patient')} of this cohort: "
+            f"{format_names(named, _MAX_LISTED)}.",
             hint="Metrics on these patients would be optimistic. If they are different people with the same ids, pass "
             "--allow-overlap.",
         )
-    return [*notes, f"OVERLAP allowed: {format_count(len(shared), 'patient')} were also in training or validation."]
+    return [*notes, f"OVERLAP allowed: {format_count(len(shared), 'patient')} also in training or validation."]
 
 
 def read_run_slides(member: ModelMember) -> list[RunSlide]:

@@ -84,7 +84,7 @@ def _parse_ring(points: Any) -> Ring:
     """Return the points of a ring; raise ValueError unless it has at least three finite points."""
     ring = np.array([point[:2] for point in points], float)
     if len(ring) < 3 or not np.isfinite(ring).all():
-        raise ValueError("a ring has fewer than three points")
+        raise ValueError("a ring has fewer than three points, or a coordinate that is not a finite number")
     return ring
 
 

@@ -15,7 +15,7 @@ from tapfm.study.results import StudyResults, mean_or_none
 
 _FIRST_EPOCH = 2  # the loss falls steeply in epoch 1 with any order
 _ORDERS = ("before", "after", "joint")
-_MIN_SEEDS = 5  # fewer seeds may agree by chance
+_MIN_COMPARISONS = 5  # fewer seeds may agree by chance
 MEASURES = {
     "residual_sd": "standard deviation of log L around its fit",
     "mean_abs_change": "mean absolute change of log L from epoch to epoch",
@@ -92,16 +92,17 @@ def describe_stability(runs: Sequence[RunStability]) -> list[str]:
     complete = [orders for orders in by_group.values() if set(orders) == set(_ORDERS)]
     claim = (
         "The paper's proposition: updating the encoder first, and then the aggregator with the updated encoder "
-        "(joint), is less stable than computing both updates from the same encoder (before, after)."
+        "(joint), is less stable than computing both updates from the same encoder (before, after). Each comparison "
+        "has one run of each order, with the same seed."
     )
     if not complete:
-        return [claim, "No seed has finished runs of all three orders yet."]
+        return [claim, "There are no finished runs of all three orders with the same seed yet."]
     sentences, least, most = [claim], 0, 0
     for name, meaning in MEASURES.items():
         signs = [sign for orders in complete if (sign := _compare_joint_order(orders, name)) is not None]
         if signs:
             highest, lowest = signs.count(1), signs.count(-1)
-            counts = f"joint has the highest value in {highest} of {len(signs)} seeds and the lowest in {lowest}"
+            counts = f"joint has the highest value in {highest} of {len(signs)} comparisons and the lowest in {lowest}"
             sentences.append(f"{meaning[0].upper()}{meaning[1:]}: {counts}.")
             least += highest == len(signs)
             most += lowest == len(signs)
@@ -109,16 +110,20 @@ def describe_stability(runs: Sequence[RunStability]) -> list[str]:
     if not measured:
         conclusion = "The runs have too few epochs to measure stability."
     elif least == measured:
-        conclusion = "Joint is the least stable by every measure in every seed: these runs support the proposition."
+        conclusion = (
+            "Joint is the least stable by every measure in every comparison: these runs support the proposition."
+        )
     elif most == measured:
-        conclusion = "Joint is the most stable by every measure in every seed: these runs contradict the proposition."
+        conclusion = (
+            "Joint is the most stable by every measure in every comparison: these runs contradict the proposition."
+        )
     else:
         conclusion = (
-            f"Joint is the least stable in every seed by {least} of {measured} measures, and the most stable by "
+            f"Joint is the least stable in every comparison by {least} of {measured} measures, and the most stable by "
             f"{most} of {measured}. These runs neither support nor contradict the proposition."
         )
-    if len(complete) < _MIN_SEEDS:
-        conclusion += f" With fewer than {_MIN_SEEDS} seeds, this may be due to chance."
+    if measured and len(complete) < _MIN_COMPARISONS:
+        conclusion += f" With fewer than {_MIN_COMPARISONS} comparisons, this may be due to chance."
     return [*sentences, conclusion]
 
 

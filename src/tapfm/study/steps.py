@@ -101,7 +101,7 @@ class _StepBuilder:
         arguments += ["--precision", config.adaptation.precision]
         arguments += ["--weights", str(config.encoder.weights)] if config.encoder.weights is not None else []
         arguments += _slides_option(slides) + _machine_options(config)
-        group, log = _embed_group(encoder, cohort), self.folder.log(f"features/{out.name}")
+        group, log = _embed_step_group(encoder, cohort), self.folder.log(f"features/{out.name}")
         check_done = partial(_has_all_features, slides, out, config.machine.allow_failures)
         return Step("embed", tuple(arguments), log, group, check_done=check_done)
 
@@ -126,7 +126,7 @@ class _StepBuilder:
             arguments = ["evaluate", str(ensemble), "--out", str(out), *self._external_options(model, external)]
             arguments += self._evaluation_options(configs[members[0].name])
             needs = [f"{member.name}: train" for member in members]
-            needs += [f"{_embed_group(model.encoder, 'external')}: embed"] if model.method == "fixed" else []
+            needs += [f"{_embed_step_group(model.encoder, 'external')}: embed"] if model.method == "fixed" else []
             name = f"{model.name}/ensemble-seed{seed}"
             yield Step(
                 "evaluate external",
@@ -148,10 +148,10 @@ class _StepBuilder:
         return [*arguments, "--colours", str(self.folder.colours), "--resume", *_machine_options(config)]
 
 
-def is_evaluated(folder: Path, study: StudyConfig, slides: SlidesSection) -> bool:
-    """Return whether a folder has an evaluation of the current cohort table with the current settings of the study."""
+def is_evaluated(evaluation_folder: Path, study: StudyConfig, slides: SlidesSection) -> bool:
+    """Return whether an evaluation has results for the current cohort table and settings of the study."""
     try:
-        metrics = json.loads((folder / METRICS_FILE).read_text("utf-8"))
+        metrics = json.loads((evaluation_folder / METRICS_FILE).read_text("utf-8"))
         evaluation, failed = metrics["evaluation"], len(metrics["failed"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
@@ -172,7 +172,8 @@ def _write_fold_ensemble(folder: StudyFolder, ensemble: Path, members: Sequence[
     write_ensemble(ensemble, [folder.run(member) for member in members], "folds")
 
 
-def _embed_group(encoder: str, cohort: str) -> str:
+def _embed_step_group(encoder: str, cohort: str) -> str:
+    """Return the group of the step that stores the features of an encoder for a cohort."""
     return f"features of {encoder}{', external' if cohort == 'external' else ''}"
 
 

@@ -63,7 +63,7 @@ class BinaryTarget:
         return binary_metrics.MAIN_METRICS
 
     @property
-    def figures(self) -> Mapping[str, str]:
+    def figure_titles(self) -> Mapping[str, str]:
         return binary_figures.FIGURES
 
     def threshold_name(self, metric: str) -> Literal["", "youden", "at_sensitivity"]:

@@ -66,7 +66,7 @@ class TargetKind(Protocol):
         ...
 
     @property
-    def figures(self) -> Mapping[str, str]:
+    def figure_titles(self) -> Mapping[str, str]:
         """Titles of the figures of an evaluation, by file name."""
         ...
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tapfm.errors import NoTissueError, ScaleError, TileReadError
+from tapfm.errors import NoTilesError, ScaleError, TileReadError
 from tapfm.slides.annotations import read_tissue_annotation
 from tapfm.slides.opening import open_strict_reader
 from tapfm.slides.quality import FOCUS_MPP, detect_blur, detect_pen
@@ -30,7 +30,7 @@ _MAX_PADDING_FRACTION = 0.5
 _MAX_ENLARGEMENT = 4  # a larger factor means that the scale is wrong
 _CHECKED_TILES = 64  # tiles read at full resolution to check that a slide is readable
 _BLOCK_TILES = 8  # blocks of up to 8 x 8 tiles are read as one image to measure the sharpness of each tile
-_MIN_FILLED_FRACTION = 0.25  # of a block by its tiles; with less, the tiles are read one by one
+_MIN_BLOCK_FILL_FRACTION = 0.25  # of a block that its tiles fill; with less, the tiles are read one by one
 _MAX_THREADS = 4  # for reading; more threads would wait for the GIL
 _SUSPICIOUS_REMOVAL = 0.5  # a filter that removes more than this fraction of the tissue tiles gives a warning
 
@@ -159,7 +159,7 @@ def _read_block(slide: Slide, positions: Positions, side_px0: int, tile_px: int)
     """
     corner, step = positions.min(axis=0), side_px0 / tile_px
     span = positions.max(axis=0) + side_px0 - corner
-    if len(positions) * side_px0**2 < _MIN_FILLED_FRACTION * span.prod():
+    if len(positions) * side_px0**2 < _MIN_BLOCK_FILL_FRACTION * span.prod():
         return None
     size_px = (span / step + 1e-6).astype(int)
     try:
@@ -231,11 +231,11 @@ def _removal_warnings(statuses: NDArray[np.uint8]) -> list[str]:
     ]
 
 
-def no_tiles_error(tiled: TiledSlide, slide_name: str, spec: TileSpec) -> NoTissueError:
+def no_tiles_error(tiled: TiledSlide, slide_name: str, spec: TileSpec) -> NoTilesError:
     """Return the error for a slide without tiles."""
     if not len(tiled.positions):
         box = tiled.thumbnail.box
-        return NoTissueError(
+        return NoTilesError(
             f"{slide_name} has {box.width_px0:,} x {box.height_px0:,} pixels and is smaller than one tile of "
             f"{tiled.side_px0:,} x {tiled.side_px0:,} pixels.",
             hint="Use smaller tiles: decrease --size or --mpp.",
@@ -243,13 +243,13 @@ def no_tiles_error(tiled: TiledSlide, slide_name: str, spec: TileSpec) -> NoTiss
     reasons = {TileStatus.PEN: "with pen marks", TileStatus.BLUR: "out of focus", TileStatus.UNREADABLE: "unreadable"}
     removed = [f"{count:,} {reasons[status]}" for status, count in tiled.counts.items() if status in reasons and count]
     if removed:
-        return NoTissueError(
+        return NoTilesError(
             f"{slide_name} has tissue, but all of its tiles were removed: {', '.join(removed)}.",
             hint="Check its image in overlays/. --keep-pen and --keep-blur disable the filters.",
         )
-    return NoTissueError(
-        f"{slide_name} has no tissue: none of its {len(tiled.positions):,} tile positions contains at least "
-        f"{spec.min_tissue:.0%} of tissue.",
+    return NoTilesError(
+        f"{slide_name} has no tissue: none of its {len(tiled.positions):,} tile positions consists of at least "
+        f"{spec.min_tissue:.0%} tissue.",
         hint="Check its image in overlays/. Try --tissue texture or a lower --min-tissue, or annotate the tissue and "
         "use --tissue-mask.",
     )

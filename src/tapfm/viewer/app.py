@@ -9,7 +9,7 @@
     GET /api/slides/KEY/images/LEVEL/COL_ROW.jpeg  an image of the pyramid (see deep_zoom.py)
     GET /api/slides/KEY/tiles/INDEX.jpeg           a tile at full resolution
 
-The data of a key never changes, so browsers can cache it permanently.
+The data of a key does not change while the version of tapfm stays the same, so browsers cache it for a year.
 """
 
 from __future__ import annotations

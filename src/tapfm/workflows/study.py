@@ -45,11 +45,7 @@ class StudyOptions:
     ] = "full"
     cohort: Annotated[
         Path | None,
-        Option(
-            "With --preset: cohort table with labels and splits.",
-            metavar="CSV",
-            show_default="required; with --write: split.csv",
-        ),
+        Option("With --preset: cohort table with labels and splits; optional with --write.", metavar="CSV"),
     ] = None
     slides: Annotated[
         Path | None, Option("Folder of the slides of --cohort, if the cohort table has no paths.", metavar="DIR")

@@ -1,7 +1,7 @@
 """Partial decoding of JPEG tiles.
 
 A baseline JPEG is coded from top to bottom. If only its upper rows are needed, a smaller height in its header makes the
-decoder stop early. The rows that are decoded are identical.
+decoder stop early. The returned rows are identical to those of a full decoding.
 """
 
 from __future__ import annotations

@@ -66,19 +66,19 @@ class TiffSlide:
             region[:] = WHITE
         if left >= inside_right or top >= inside_bottom:
             return region
-        columns = range(left // segments.width_px, (inside_right - 1) // segments.width_px + 1)
-        rows = range(top // segments.height_px, (inside_bottom - 1) // segments.height_px + 1)
+        columns = range(left // segments.segment_width_px, (inside_right - 1) // segments.segment_width_px + 1)
+        rows = range(top // segments.segment_height_px, (inside_bottom - 1) // segments.segment_height_px + 1)
         # If no segment of this region is cached, reads are probably scattered and the rest of the segments is unlikely
         # to be needed before they leave the cache. So they are decoded only down to the last row of the region.
         scattered = not any(
             (level, row * segments.segments_per_row + column) in self._cache for row in rows for column in columns
         )
         for row in rows:
-            segment_top = row * segments.height_px
-            y_from, y_to = max(top, segment_top), min(inside_bottom, segment_top + segments.height_px)
+            segment_top = row * segments.segment_height_px
+            y_from, y_to = max(top, segment_top), min(inside_bottom, segment_top + segments.segment_height_px)
             for column in columns:
-                segment_left = column * segments.width_px
-                x_from, x_to = max(left, segment_left), min(inside_right, segment_left + segments.width_px)
+                segment_left = column * segments.segment_width_px
+                x_from, x_to = max(left, segment_left), min(inside_right, segment_left + segments.segment_width_px)
                 pixels = self._load_segment(
                     level, row * segments.segments_per_row + column, y_to - segment_top, scattered
                 )
@@ -127,10 +127,12 @@ class TiffSlide:
             raise self._read_error(index, str(error)) from error
         # segments at the right and bottom edge may be cropped
         width_px = min(
-            segments.width_px, segments.level.width_px - index % segments.segments_per_row * segments.width_px
+            segments.segment_width_px,
+            segments.level.width_px - index % segments.segments_per_row * segments.segment_width_px,
         )
         height_px = min(
-            segments.height_px, segments.level.height_px - index // segments.segments_per_row * segments.height_px
+            segments.segment_height_px,
+            segments.level.height_px - index // segments.segments_per_row * segments.segment_height_px,
         )
         if pixels.shape[0] < min(height_px, rows or height_px) or pixels.shape[1] < width_px:
             size = f"{pixels.shape[1]} x {pixels.shape[0]}"

@@ -40,8 +40,8 @@ class LevelSegments:
     """The segments (tiles or strips) of one level: their offsets in the file and how to decode them."""
 
     level: Level
-    width_px: int
-    height_px: int
+    segment_width_px: int
+    segment_height_px: int
     segments_per_row: int
     planes: int  # 3 if red, green and blue are stored separately
     offsets: tuple[int, ...]
@@ -145,8 +145,8 @@ def _read_segments(page: Any, first: Any) -> LevelSegments:
         raise UnsupportedTiffError(f"strips of {width_px:,} x {height_px:,} pixels, too large to decode at once")
     return LevelSegments(
         level=Level.from_sizes(page.imagewidth, page.imagelength, first.imagewidth, first.imagelength),
-        width_px=width_px,
-        height_px=height_px,
+        segment_width_px=width_px,
+        segment_height_px=height_px,
         segments_per_row=per_row,
         planes=planes,
         offsets=tuple(page.dataoffsets),
