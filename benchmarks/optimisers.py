@@ -446,7 +446,7 @@ def speed_table(rows: list[SpeedRow]) -> str:
 
 def accuracy_table(rows: list[AccuracyRow]) -> str:
     lines = [
-        "| weights | optimiser | even: difference | spread | tiny | falling | resumed |",
+        "| weights | optimiser | even | spread | tiny | falling | resumed |",
         "|---|---|--:|--:|--:|--:|---|",
     ]
     lines += [

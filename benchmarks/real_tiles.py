@@ -525,7 +525,7 @@ def format_stage(rows: Sequence[dict[str, Any]], dataset: TileDataset, sizes: Si
         )
     lines += [
         "",
-        "| by seed | test AUC | validation AUC | training loss, last epoch | tile AUC after |",
+        "| model, values by seed | test AUC | validation AUC | training loss, last epoch | tile AUC after |",
         "|---|---|---|---|---|",
     ]
     for name, each in rows_by_model.items():

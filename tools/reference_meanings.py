@@ -61,7 +61,7 @@ COMMON: Meanings = {
     "ci_high": "95% confidence interval, upper bound",
     "p_delong": "p value of DeLong's test",
     "p_bootstrap": "p value of the patient bootstrap",
-    "p_holm": "p value after Holm's correction for all comparisons of the same target (in a study: of the same column)",
+    "p_holm": "p value after Holm's correction for all comparisons of the same target (in a study: cohort and target)",
     "best_epoch": "best epoch, mean over runs",
     "name": "TRIDENT and CLAM: id of the slide",
     "savetodir": "TRIDENT: folder",
@@ -588,7 +588,7 @@ FORMATS: dict[str, list[Format]] = {
                 "difference_to_best": "AUC of this model minus AUC of the best model",
                 "difference_to_best_low": "95% confidence interval of the difference, lower bound",
                 "difference_to_best_high": "95% confidence interval of the difference, upper bound",
-                "rank": "rank within the column; 1 is the best",
+                "rank": "rank among the models for this cohort and target; 1 is the best",
             },
         ),
         Format(

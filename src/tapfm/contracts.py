@@ -113,7 +113,7 @@ class Task(Protocol):
     """
 
     @property
-    def targets(self) -> Mapping[str, Any]:
+    def target_kinds(self) -> Mapping[str, Any]:
         """Kind of each target (`tasks.target.TargetKind`) by name, in the order of the logits."""
         ...
 

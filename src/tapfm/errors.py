@@ -9,18 +9,18 @@ TapfmError                          exit code 1
 ├── CommandFailedError              a command started by another command failed; has that command's exit code
 └── InputError                      exit code 2: invalid input
     ├── UnknownNameError            unknown encoder, column, ...; the message suggests similar names
-    ├── SettingError                a setting is out of range
+    ├── SettingError                settings are invalid, contradictory, or need more GPU memory than there is
     ├── TileError                   tiles have the wrong type, shape or size
     ├── LabelError                  labels cannot be used
     ├── CohortError                 a cohort table, or its slides, splits or tiles, cannot be used as requested
-    ├── RunError                    a run folder cannot be used or resumed as requested
+    ├── RunError                    a run, export, ensemble or output folder cannot be used or resumed as requested
     ├── CheckpointError             a checkpoint is missing, invalid, or does not match the model or the optimiser
     ├── TileStoreError              a file of tile coordinates cannot be used
     ├── FeatureStoreError           a feature file cannot be used
     ├── SlideError                  a slide cannot be used; the other slides are not affected
     │   ├── UnreadableSlideError    missing, damaged or in an unsupported format
     │   ├── ScaleError              mpp is missing, implausible or contradictory
-    │   └── NoTilesError           no tile is left: no tissue, tiles removed by filters, or a slide smaller than a tile
+    │   └── NoTilesError            no tile is left: no tissue, all tiles removed, or a slide smaller than a tile
     ├── UnsupportedEncoderError     an encoder or its architecture is not supported
     └── WeightsError                encoder weights are missing, gated, damaged or do not match
         ├── WeightsNotFoundError
@@ -108,7 +108,7 @@ class UnknownNameError(InputError):
 
 
 class SettingError(InputError):
-    """A setting is out of range."""
+    """Settings are invalid, contradict each other, or need more GPU memory than there is."""
 
 
 class TileError(InputError):
@@ -124,7 +124,7 @@ class CohortError(InputError):
 
 
 class RunError(InputError):
-    """A run folder cannot be used or resumed as requested."""
+    """A run, export, ensemble or output folder cannot be used or resumed as requested."""
 
 
 class CheckpointError(InputError):

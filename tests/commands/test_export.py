@@ -104,7 +104,7 @@ def test_run_and_export_give_the_logits_in_the_prediction_table(runs, exported, 
     )
     torch.testing.assert_close(ours, predicted, rtol=0, atol=1e-5)
     torch.testing.assert_close(predict_logits(export, tiles), ours, rtol=0, atol=1e-5)
-    assert tuple(export.model.task.targets) == tuple(targets)
+    assert tuple(export.model.task.target_kinds) == tuple(targets)
     assert export.model.task.weights == run.model.task.weights
 
 

@@ -26,7 +26,7 @@ def test_binary_loss_has_class_weights():
     logit = torch.tensor([0.7], dtype=torch.float64)
     assert task.loss(logit, encode_labels([1])).item() == pytest.approx(-2 * log_sigmoid(0.7))
     assert task.loss(logit, encode_labels([0])).item() == pytest.approx(-(2 / 3) * log_sigmoid(-0.7))
-    assert task.targets["FGFR3"].activate(0.7) == pytest.approx(math.exp(log_sigmoid(0.7)))
+    assert task.target_kinds["FGFR3"].activate(0.7) == pytest.approx(math.exp(log_sigmoid(0.7)))
 
 
 def test_both_classes_have_the_same_total_weight():
@@ -39,7 +39,7 @@ def test_both_classes_have_the_same_total_weight():
 
 def test_multi_label_loss_is_the_sum_over_targets_with_alpha():
     task = MultiLabelTask.from_training_labels({"EGFR": [1, 0, 0, 0], "ALK": [0, 1, None, 1]})
-    assert tuple(task.targets) == ("EGFR", "ALK")
+    assert tuple(task.target_kinds) == ("EGFR", "ALK")
     logits = torch.tensor([0.3, -1.2], dtype=torch.float64)
     egfr = 4 * 2 * -log_sigmoid(0.3)  # M = 4, P = 1: alpha 4, w_1 2
     alk = 1.5 * 1.5 * -log_sigmoid(1.2)  # M = 3, P = 2: alpha 1.5, w_0 1.5

@@ -81,9 +81,9 @@ class Percentage:
     def count_positives(self, labels):
         return None, sum(label is not None for label in labels)
 
-    count_title = "labelled"
+    label_count_title = "labelled"
 
-    def count_cell(self, labels):
+    def label_count_cell(self, labels):
         return Cell(str(self.count_positives(labels)[1]))
 
     def describe_counts(self, labels, unit):

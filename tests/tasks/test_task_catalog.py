@@ -16,7 +16,7 @@ LABELS = [1, 0, 0, None]
 def test_one_target_gives_a_binary_task():
     task = build_task({"FGFR3": LABELS}, smoothing=0.1, weighting="reference")
     assert isinstance(task, BinaryTask)
-    assert tuple(task.targets) == ("FGFR3",)
+    assert tuple(task.target_kinds) == ("FGFR3",)
     assert task.smoothing == 0.1
     assert task.weights.positive == pytest.approx(0.95 * 2 / 3 + 0.05 / 3)
 
@@ -24,7 +24,7 @@ def test_one_target_gives_a_binary_task():
 def test_several_targets_give_a_multi_label_task():
     task = build_task({"KRAS": LABELS, "EGFR": LABELS}, smoothing=0.1, weighting="balanced")
     assert isinstance(task, MultiLabelTask)
-    assert tuple(task.targets) == ("KRAS", "EGFR")
+    assert tuple(task.target_kinds) == ("KRAS", "EGFR")
     assert task.smoothing == 0.1
     assert task.weights[0].positive == 3 / 2
 

@@ -181,9 +181,7 @@ def test_scanner_padding_is_counted(tmp_path):
 def test_slide_without_tissue_is_an_error(tmp_path):
     _, result = open_and_tile(write_slide(tmp_path / "s.svs", section(1120, 1120, tissue=(0, 0, 0, 0))))
     assert len(result.kept) == 0
-    assert "has no tissue: none of its 25 tile positions contains at least 25%" in str(
-        no_tiles_error(result, "s.svs", SPEC)
-    )
+    assert "has no tissue: none of its 25 tile positions" in str(no_tiles_error(result, "s.svs", SPEC))
 
 
 def test_slide_smaller_than_a_tile_is_an_error(tmp_path):

@@ -20,7 +20,7 @@ def build_epoch_row(
     unit: Unit,
 ) -> dict[str, Any]:
     """Return an epoch's line of history.jsonl. `predictions` are those of the validation slides."""
-    sums, targets = progress.sums, learner.model.task.targets
+    sums, targets = progress.sums, learner.model.task.target_kinds
     encoder_rate, aggregator_rate = learner.learning_rates(progress.epoch)
     training_predictions = [
         slide.prediction(targets, sums.logits[slide.slide_id], 0) for slide in training if slide.slide_id in sums.logits

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Coefficients:
     """Measured values that the architecture does not determine.
 
-    nothing, pointwise, mlp: activations that a block saves per token at this recomputation level, without the hidden
-        values of its MLP, as a multiple of the block's width.
+    saved_at_nothing, saved_at_pointwise, saved_at_mlp: activations that a block saves per token at this recomputation
+        level, without the hidden values of its MLP, as a multiple of the block's width.
     layer_scale: additional activations for a trainable LayerScale at level "nothing", in widths.
     adapters: additional activations for adapters, in widths.
     gated: additional activations for a gated MLP at level "nothing", as a multiple of its hidden size.
@@ -25,9 +25,9 @@ class Coefficients:
     margin, margin_bytes: memory left free for fragmentation, as a fraction and in bytes.
     """
 
-    nothing: float
-    pointwise: float
-    mlp: float
+    saved_at_nothing: float
+    saved_at_pointwise: float
+    saved_at_mlp: float
     layer_scale: float
     adapters: float
     gated: float
@@ -47,9 +47,9 @@ class Coefficients:
 # EAGER. The other values are fitted with `python benchmarks/planning.py --fit`, except those of adapters in COMPILED,
 # which are set by hand from one step on an H200 and from blocks on a CPU.
 EAGER = Coefficients(
-    nothing=8,
-    pointwise=8,
-    mlp=7,
+    saved_at_nothing=8,
+    saved_at_pointwise=8,
+    saved_at_mlp=7,
     layer_scale=2,
     adapters=5,
     gated=1,
@@ -60,9 +60,9 @@ EAGER = Coefficients(
     update=40,
 )
 COMPILED = Coefficients(
-    nothing=8,
-    pointwise=6,
-    mlp=6,
+    saved_at_nothing=8,
+    saved_at_pointwise=6,
+    saved_at_mlp=6,
     layer_scale=1,
     adapters=3,
     gated=0,

@@ -259,13 +259,15 @@ def _token_bytes(inputs: PlannerInput, level: Recompute) -> float:
         return shape.width * inputs.element_bytes + residual
     statistics = 4 * shape.heads + 16  # of softmax and norms
     if level == "nothing":
-        elements = shape.width * (c.nothing + (c.layer_scale if shape.trainable_layer_scale else 0)) + shape.mlp_in
+        elements = (
+            shape.width * (c.saved_at_nothing + (c.layer_scale if shape.trainable_layer_scale else 0)) + shape.mlp_in
+        )
         elements += shape.mlp_hidden * (1 + (c.gated if shape.gated else 0))
     else:
-        widths = c.pointwise + c.adapters * shape.has_adapters
+        widths = c.saved_at_pointwise + c.adapters * shape.has_adapters
         mlp = shape.mlp_in * (1 + shape.has_adapters)
         # level "mlp" does not save the output of the MLP's last layer, or of its adapter
-        less = (c.pointwise - c.mlp) * (1 + shape.has_adapters)
+        less = (c.saved_at_pointwise - c.saved_at_mlp) * (1 + shape.has_adapters)
         elements = shape.width * widths + mlp if level == "pointwise" else shape.width * (widths - less)
     return elements * inputs.element_bytes + statistics + 2 * residual
 

@@ -85,7 +85,7 @@ def run_training(
             for line in describe_plan(plan, EncoderShape.from_encoder(learner.model.encoder)):
                 console.print(f"  {line}", markup=False, soft_wrap=True)
         if progress.finished:
-            console.print("The run is already finished. Its predictions are written again.")
+            console.print("Training is already finished. Only the predictions are completed and written.")
         elif progress.step:
             console.print(f"Resuming in epoch {progress.epoch + 1}, after {format_count(progress.step, 'step')}.")
         training, validation, test = (

@@ -281,9 +281,9 @@ def compute_aggregator_gradients(
     with torch.autocast(z_KD.device.type, enabled=False):
         output = aggregator(z_KD, r_K)
         logits_C, tile_weights = output.logits_C, output.tile_weights
-        if not logits_C.shape == targets.labels_C.shape == (len(task.targets),):
+        if not logits_C.shape == targets.labels_C.shape == (len(task.target_kinds),):
             raise LabelError(
-                f"The task has {len(task.targets)} targets ({', '.join(task.targets)}), but the aggregator's "
+                f"The task has {len(task.target_kinds)} targets ({', '.join(task.target_kinds)}), but the aggregator's "
                 f"logits have shape {tuple(logits_C.shape)} and the slide's labels have shape "
                 f"{tuple(targets.labels_C.shape)}.",
                 hint="Build the aggregator with the same number of targets as the task.",

@@ -56,7 +56,7 @@ class AggregatorCard:
         return {name: option.default for name, option in self.options.items()} | dict(given)
 
     def check(self, targets: int, *, layer_norm: bool) -> None:
-        """Raise SettingError if this is a torchmil model, which supports neither several targets nor a LayerNorm."""
+        """Raise SettingError if this is a torchmil model and there are several targets or a LayerNorm."""
         if self.torchmil is None:
             return
         if targets != 1:

@@ -129,7 +129,7 @@ def run_train_step(learner: Learner, pixels: Tensor, setup: BenchSetup) -> None:
     augmentation = build_augmentation(setup.config)
     content = AugmentedTiles(pixels, augmentation, 0, device=setup.device, compiled=setup.compiled)
     bag = Bag(content, np.arange(len(pixels)), coordinates=_grid_coordinates(len(pixels)))
-    count = len(learner.model.task.targets)
+    count = len(learner.model.task.target_kinds)
     targets = Targets(torch.ones(count), torch.ones(count, dtype=torch.bool))
     report = learner.train_step(bag, targets, update=True, slide_id="bench")
     report.loss_agg.item()

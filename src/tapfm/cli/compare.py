@@ -35,7 +35,7 @@ def compare(options: workflow.CompareOptions) -> None:
     Output files:
       comparison.md, .csv, .json   AUCs, differences, intervals and p values
       differences.png              plot of the differences
-      excluded.csv                 excluded patients
+      excluded.csv                 excluded patients and slides
     """
     comparison = workflow.compare.run(options, stderr_console())
     _print_comparison(comparison, options.out, stdout_console(), stderr_console())

@@ -53,7 +53,7 @@ def _print_split(result: workflow.SplitResult, console: Console) -> None:
             if known:
                 fraction_40x = Cell(f"{count_40x:,} of {len(known):,}", format_percentage(count_40x, len(known)))
             label_counts = [
-                kind.count_cell(result.labels_of_split(target, split_of_slide, name))
+                kind.label_count_cell(result.labels_of_split(target, split_of_slide, name))
                 for target, kind in result.targets.items()
             ]
             patients = len({row.patient_id for row in slides})

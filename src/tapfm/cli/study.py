@@ -30,13 +30,14 @@ def study(options: workflow.StudyOptions) -> None:
     \b
     Output files:
       study.md                             all results, and what failed
-      study.json                           the same as data, for tapfm report
+      study.json                           the results as data, for tapfm report
       table_binary.*, table_multilabel.*   AUCs, intervals, p values (md, csv, tex)
       roc.png                              ROC curves
       costs.*, curves.png                  best epoch, seconds, memory; curves
       ablation.*, stability.*, forgetting.*   in studies of these kinds
       status.csv, logs/                    command, state and output of each step
-      runs/, evaluations/, ensembles/      folders of `tapfm train` and `evaluate`
+      runs/, evaluations/                  folders of `tapfm train` and `evaluate`
+      ensembles/                           with folds: the runs of each ensemble
 
     Exit code 3 if a step failed, 130 after Ctrl-C, 143 after SIGTERM.
     """

@@ -15,7 +15,7 @@ from tapfm.workflows import tile as workflow
 
 if TYPE_CHECKING:
     from tapfm.runtime.cohort_job import SlideTable
-    from tapfm.tiles.records import TileRecord
+    from tapfm.tiles.records import TilingRecord
 
 _MAX_WARNED_SLIDES = 10  # in the printed list; summary.csv has all warnings
 
@@ -51,7 +51,7 @@ def tile(options: workflow.TileOptions) -> None:
     raise typer.Exit(table.exit_code(options.only or None, options.allow_failures))
 
 
-def _print_result(table: SlideTable[TileRecord], console: Console) -> None:
+def _print_result(table: SlideTable[TilingRecord], console: Console) -> None:
     from tapfm.tiles.cohort_tiling import find_unrelated_tile_files
 
     tiles = sum(record.tiles for record in table.records_in_cohort_order)

@@ -36,6 +36,7 @@ from tapfm.errors import InputError, TapfmError
 from tapfm.runtime.cohort_job import process_slides
 from tapfm.runtime.csv_files import csv_text
 from tapfm.runtime.files import write_atomically
+from tapfm.runtime.messages import format_count
 from tapfm.runtime.progress import SlideProgress
 from tapfm.slides.opening import open_slide
 from tapfm.slides.scale import nominal_mpp, resolve_scale
@@ -151,7 +152,7 @@ def _read_resolutions(rows: Sequence[SlideRow], workers: int, console: Console) 
     found = {row.slide_id: resolution for row in rows if (resolution := _read_resolution_from_row(row))}
     unread = [row for row in rows if row.slide_id not in found and row.path.exists()]
     if unread:
-        console.print(f"Reading the scan resolution of {len(unread):,} slides.")
+        console.print(f"Reading the scan resolution of {format_count(len(unread), 'slide')}.")
         jobs = {row.slide_id: row.path for row in unread}
         with SlideProgress(console, "opening", slides=len(jobs)) as progress:
             # in worker processes, because a damaged header can crash the library that reads it

@@ -346,7 +346,10 @@ def _find_slide_path(
         return None
     if not must_exist:
         return expected or base / slide_name
-    missing = f"{expected} does not exist" if expected is not None else f"no slide {slide_name}.* below {finder.folder}"
+    searched_name = slide_name if is_slide_name(slide_name) else f"{slide_name}.*"
+    missing = (
+        f"{expected} does not exist" if expected is not None else f"no slide {searched_name} below {finder.folder}"
+    )
     problems.append(f"row {row_number}: {missing}")
     return None
 

@@ -37,9 +37,7 @@ def parse_split(text: str) -> str:
         if text.strip().lower() in spellings:
             return name
     understood = "; ".join(", ".join(spellings) for spellings in _SPELLINGS.values())
-    raise CohortError(
-        f"'{text}' is not a split.", hint=f"Use one of: {understood}. Leave the cell empty to exclude the slide."
-    )
+    raise CohortError(f"'{text}' is not a split.", hint=f"Use one of: {understood}.")
 
 
 def read_splits(cohort: Cohort, fold: int | None = None) -> dict[str, str]:
@@ -59,7 +57,7 @@ def read_splits(cohort: Cohort, fold: int | None = None) -> dict[str, str]:
             assigned.append((row, parse_split(text)))
         except CohortError as error:
             unknown[text].append(row.slide_id)
-            hint = error.hint
+            hint = f"{error.hint} Leave the cell empty to exclude the slide."
     if unknown:
         listed = [f"'{text}': {format_names(slide_ids, 3)}" for text, slide_ids in unknown.items()]
         raise CohortError(
@@ -206,30 +204,30 @@ def check_folds(folds: int, patients: int) -> None:
 def assign_splits(patients: Sequence[Patient], fractions: tuple[float, float, float], seed: int) -> dict[str, str]:
     """Return a split for each patient, with these fractions of training, validation and test."""
     check_fractions(fractions)
-    parts = _distribute(patients, fractions, seed, "splits", first_parts_first=True)
+    parts = _distribute(patients, fractions, seed, "splits", rare_classes_to_first_parts=True)
     return {patient_id: SPLITS[part] for patient_id, part in parts.items()}
 
 
 def assign_folds(patients: Sequence[Patient], folds: int, seed: int) -> list[dict[str, str]]:
     """Return a split for each patient in each fold. Fold i tests on part i and validates on the next part."""
     check_folds(folds, len(patients))
-    parts = _distribute(patients, [1 / folds] * folds, seed, "folds", folds, first_parts_first=False)
+    parts = _distribute(patients, [1 / folds] * folds, seed, "folds", folds, rare_classes_to_first_parts=False)
     names = {0: TEST, 1: VALIDATION}
     return [{each: names.get((part - fold) % folds, TRAIN) for each, part in parts.items()} for fold in range(folds)]
 
 
 def _distribute(
-    patients: Sequence[Patient], fractions: Sequence[float], *rng_key: int | str, first_parts_first: bool
+    patients: Sequence[Patient], fractions: Sequence[float], *rng_key: int | str, rare_classes_to_first_parts: bool
 ) -> dict[str, int]:
     """Distribute patients to parts of these sizes, balanced by category and independent of the order of the table.
 
-    first_parts_first: a class with too few patients for all parts goes to the first parts; otherwise to any parts.
+    rare_classes_to_first_parts: whether a class with too few patients for all parts goes to the first, not to any.
     """
     by_id = sorted(patients, key=lambda each: each.patient_id)
     unassigned = {by_id[i].patient_id: by_id[i] for i in make_rng(*rng_key).permutation(len(by_id))}
     parts: list[list[Patient]] = [[] for _ in fractions]
     used = [part for part, fraction in zip(parts, fractions, strict=True) if fraction > 0]
-    for group in [[part] for part in used] if first_parts_first else [used]:
+    for group in [[part] for part in used] if rare_classes_to_first_parts else [used]:
         _assign_each_class(unassigned, group)
     _assign_remaining(unassigned, parts, _compute_part_sizes(parts, fractions, len(unassigned)))
     return {patient.patient_id: index for index, part in enumerate(parts) for patient in part}

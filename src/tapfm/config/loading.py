@@ -1,4 +1,4 @@
-"""Load and validate RUN.toml. All unknown settings and invalid values are reported at once."""
+"""Load and validate RUN.toml. One error lists the problems that were found."""
 
 from __future__ import annotations
 

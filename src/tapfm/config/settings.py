@@ -200,7 +200,7 @@ class SelectionSection(SettingsModel):
 
 
 class MachineSection(SettingsModel):
-    """Settings of the machine. They may differ when a run is resumed, and change results only by rounding."""
+    """Settings of the machine, and the number of failed slides to allow. They may differ when a run is resumed."""
 
     device: str = setting("auto (a GPU if there is one), cpu, cuda, cuda:1, ...", default="auto")
     gpu_memory_gib: Positive | None = setting("maximum GPU memory to use, in GiB", default=None, examples=[24.0])
@@ -225,7 +225,9 @@ class RunConfig(SettingsModel):
     """The complete configuration of a run."""
 
     recipe: Recipe = setting("source of the defaults: paper, or reference (the authors' scripts)", default="paper")
-    seed: int = setting("random seed; the same seed gives the same run", default=0, ge=0, lt=2**63)
+    seed: int = setting(
+        "random seed; the same seed gives the same run on a CPU, and up to rounding on a GPU", default=0, ge=0, lt=2**63
+    )
     cohort: CohortSection
     tiles: TilesSection
     encoder: EncoderSection

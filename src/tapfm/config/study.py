@@ -1,4 +1,4 @@
-"""Load and validate STUDY.toml. One error reports all unknown settings and invalid values."""
+"""Load and validate STUDY.toml. One error lists the problems that were found."""
 
 from __future__ import annotations
 

@@ -66,8 +66,9 @@ def run_demo(size: DemoSize, out: Path, run_command: RunCommand, *, console: Con
     if result.exit_code > 128:
         console.print(hint, markup=False, soft_wrap=True)
         raise Interrupted(result.exit_code - 128)
+    output = f" Its messages are above, its results in {failed.log}." if failed.log.exists() else ""
     raise CommandFailedError(
-        f"The step {failed.name} failed with exit code {result.exit_code}. Its output is in {failed.log}.",
+        f"The step {failed.name} failed: {result.reason.rstrip('.')}.{output}",
         hint=hint,
         exit_code=result.exit_code or 1,
     )

@@ -211,7 +211,7 @@ class _LinearSlice(NamedTuple):
 
 
 def _can_fold_norm(norm: Any, x_KND: Tensor) -> bool:
-    """Return whether the weights of a norm can be folded into the next layer; not under autocast, which casts both."""
+    """Return whether to fold a norm's weights into the next layer: only with gradients, and not under autocast."""
     return (
         torch.is_grad_enabled()
         and isinstance(norm, nn.LayerNorm)

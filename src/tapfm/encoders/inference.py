@@ -149,7 +149,7 @@ def prepare_encoder(
 
 
 def wrap_encoder(encoder: VitEncoder, autocast: torch.dtype | None = None) -> InferenceEncoder:
-    """Wrap an encoder without changing it, such as one that is being trained."""
+    """Wrap an encoder for inference without changing it, for example while it is being trained."""
     dtype = autocast or next(encoder.vit.blocks.parameters()).dtype
     return InferenceEncoder(encoder, precision_name(dtype), autocast=autocast, capture=False)
 

@@ -35,7 +35,7 @@ def build_timm_card(name: str) -> EncoderCard:
     except (TypeError, AssertionError, RuntimeError, UnsupportedEncoderError) as error:
         reason = error.message if isinstance(error, UnsupportedEncoderError) else str(error)
         raise UnsupportedEncoderError(
-            f"timm's {architecture} cannot be adapted: {reason}",
+            f"timm's {architecture} is not supported: {reason}",
             hint="Choose a ViT with a class token, for example timm:vit_small_patch16_224.",
         ) from error
     side = int(model.patch_embed.img_size[0])

@@ -28,7 +28,7 @@ from tapfm.tiles.store import TileSet
 from tapfm.tiles.stream import TileStream
 
 _PART_TILES = 256  # tiles of a slide that are in memory at a time during inference
-PREFETCH_BYTES = 2**30  # of pixels
+PREFETCH_BYTES = 2**30  # of prefetched pixels, or of cached features
 _MAX_UNREADABLE = 0.05  # fraction of a slide's tiles that may be unreadable before the slide fails
 
 
@@ -77,11 +77,14 @@ class Bags(Protocol):
         ...
 
     def read(self, request: BagRequest) -> Bag:
-        """Return the complete next bag. Raises SlideFailed if none of its tiles can be read."""
+        """Return the complete bag of a request. Requests have to be read in the order given to `start`.
+
+        Raises SlideFailed if none of the tiles can be read.
+        """
         ...
 
     def read_parts(self, request: BagRequest) -> Iterator[Bag]:
-        """Yield the next bag in parts of bounded size; parts may be empty."""
+        """Yield the bag of a request in parts of bounded size; parts may be empty. The order is that of `start`."""
         ...
 
     def skip_rest(self) -> None:
@@ -133,7 +136,7 @@ class PixelBags:
 
     def start(self, requests: Iterator[BagRequest]) -> None:
         self._stream = TileStream(
-            self._iter_tile_requests(requests),
+            self._iter_part_requests(requests),
             workers=self._workers,
             prefetch_bytes=self._prefetch_bytes,
             allocate=_allocate_pinned if self._device.type == "cuda" else allocate_array,
@@ -172,7 +175,8 @@ class PixelBags:
     def _sample_rows(self, request: BagRequest) -> NDArray[np.int64]:
         return sample_tiles(len(self._slides[request.slide_id].tiles), request.tiles, *request.rng_key)
 
-    def _iter_tile_requests(self, requests: Iterable[BagRequest]) -> Iterator[TileRequest]:
+    def _iter_part_requests(self, requests: Iterable[BagRequest]) -> Iterator[TileRequest]:
+        """Yield the tiles to read: a training bag as one request, other bags in parts of `_PART_TILES` tiles."""
         for request in requests:
             slide = self._slides[request.slide_id]
             positions = slide.tiles.positions[self._sample_rows(request)]

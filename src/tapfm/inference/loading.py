@@ -32,7 +32,7 @@ class InferenceOptions:
     device: torch.device
     workers: int  # processes that read tiles
     batch: int | None = None  # tiles encoded at a time
-    precision: str = "auto"  # auto: the training precision of each model
+    precision: str = "auto"  # auto: as in training; for an export, bfloat16 if the GPU supports it
     compiled: bool | None = None
 
 
@@ -56,7 +56,7 @@ def load_for_features(member: ModelMember, slides: Sequence[RunSlide], device: t
 def prepare_model(
     member: ModelMember, model: SlideModel, precision: str = "auto", *, tiles: int, compiled: bool | None = None
 ) -> InferenceModel:
-    """Prepare a model for inference on `tiles` tiles in total; "auto" is the precision used for training."""
+    """Prepare a model for inference on `tiles` tiles in total; "auto": see `InferenceOptions`."""
     assert model.encoder is not None
     if precision == "auto" and member.config is not None:
         precision = member.config.adaptation.precision

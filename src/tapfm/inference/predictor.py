@@ -98,11 +98,11 @@ class Predictor:
         if len(tile_sizes) > 1:
             raise InputError(
                 f"The members of the ensemble take tiles of different sizes: {', '.join(map(str, tile_sizes))} px.",
-                hint="Predict with each member separately and compare them: tapfm compare",
+                hint="Evaluate each member separately, then compare the evaluations: tapfm compare",
             )
         self.tile_px = tile_sizes[0] if tile_sizes else None  # None: stored features
         self.device = self._encoders[0].device if self._encoders else self._models[0].device
-        self.targets: TargetKinds = self._models[0].task.targets if self._models else {}
+        self.targets: TargetKinds = self._models[0].task.target_kinds if self._models else {}
         self.batch = batch or min((default_batch(each.encoder) for each in self._encoders), default=1)
         self._on_tiles, self._on_retry = on_tiles, on_retry
 

@@ -124,9 +124,9 @@ def _choose_tile_spec(model_folder: ModelFolder) -> tuple[TileSpec, str]:
         return TileSpec(**{name: value for name, value in known[0].items() if name in names}), "as in training"
     card = find_encoder_card(model_folder.members[0].encoder)
     mpp = card.mpp[0] if card.mpp and _DEFAULT_MPP not in card.mpp else _DEFAULT_MPP
-    return TileSpec(
-        tile_px=card.tile_px, mpp=mpp
-    ), f"the default of {card.name}, because the run does not record its tiling settings"
+    source = f"the default of {card.name}" if card.mpp else f"tile size of {card.name}, whose card states no scale"
+    reason = f"because the {model_folder.kind} does not record its tiling settings"
+    return TileSpec(tile_px=card.tile_px, mpp=mpp), f"{source}, {reason}"
 
 
 def _find_tiling_settings(member: ModelMember) -> Mapping[str, Any] | None:

@@ -29,7 +29,7 @@ def render_page(page: Page) -> bytes:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    numbered_figure = partial(html_figure, numbers=itertools.count(1))
+    numbered_figure = partial(html_figure, unique_numbers=itertools.count(1))
     environment.globals |= {"missing": MISSING, "html_table": html_table, "html_figure": numbered_figure}
     environment.filters |= {"number": format_number}
     style, script = (Markup((_TEMPLATES / name).read_text("utf-8")) for name in ("report.css", "report.js"))

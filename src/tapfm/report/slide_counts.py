@@ -68,7 +68,9 @@ def _count_split(title: str, rows: Sequence[Mapping[str, str]], targets: TargetK
 
 def _count_predictions(title: str, predictions: Sequence[Prediction], targets: TargetKinds) -> Row:
     patients = len({(each.cohort, each.patient_id) for each in predictions})
-    counts = [kind.count_cell([each.labels.get(target) for each in predictions]) for target, kind in targets.items()]
+    counts = [
+        kind.label_count_cell([each.labels.get(target) for each in predictions]) for target, kind in targets.items()
+    ]
     return table_row(title, patients, len(predictions), sum(each.tiles for each in predictions) or None, *counts)
 
 

@@ -101,10 +101,10 @@ def _use_minus_signs(text: str, column: Column) -> str:
     return text if column.text else text.replace("-", "\N{MINUS SIGN}")
 
 
-def html_figure(figure: Figure, numbers: Iterator[int]) -> Markup:
+def html_figure(figure: Figure, unique_numbers: Iterator[int]) -> Markup:
     """Return a figure as SVG with its title and caption. An empty panel shows its reason.
 
-    `numbers` yields a different number for each drawing on a page, which makes ids unique.
+    `unique_numbers` yields a different number for each drawing on a page, which makes its ids unique.
     """
     panels = []
     for panel in figure.panels:
@@ -114,7 +114,7 @@ def html_figure(figure: Figure, numbers: Iterator[int]) -> Markup:
         else:
             width_in, height_in = _PANEL_SCALE * figure.panel_width_in, _PANEL_SCALE * figure.panel_height_in
             alone = Figure(title, [panel], panel_width_in=width_in, panel_height_in=height_in)
-            drawing = Markup(draw_svg(alone, next(numbers)))  # escaped by the XML writer
+            drawing = Markup(draw_svg(alone, next(unique_numbers)))  # escaped by the XML writer
         panels.append(Markup('<figure><figcaption class="name">{}</figcaption>{}</figure>').format(title, drawing))
     caption = Markup('<p class="caption">{}</p>').format(figure.caption) if figure.caption else Markup("")
     heading = Markup("<h4>{}</h4>").format(figure.title) if figure.title and len(figure.panels) > 1 else Markup("")

@@ -96,7 +96,7 @@ def has_details(table: Table, index: int) -> bool:
 
 
 def cell_reason(cell: Cell) -> str:
-    """Return why a value or interval is missing, or an empty string if nothing is missing."""
+    """Return why a value or interval is missing, or a note on excluded resamples; empty if there is neither."""
     return cell.reason or (cell.value.reason if isinstance(cell.value, Estimate) else "")
 
 

@@ -243,6 +243,8 @@ def split_sizes_table(data: RunData) -> Table:
     rows = []
     for split in SPLITS:
         slides = data.slides_in(split)
-        counts = [kind.count_cell([slide.labels[target] for slide in slides]) for target, kind in data.targets.items()]
+        counts = [
+            kind.label_count_cell([slide.labels[target] for slide in slides]) for target, kind in data.targets.items()
+        ]
         rows.append(table_row(split, len({slide.row.patient_id for slide in slides}), len(slides), *counts))
     return Table(columns, rows)

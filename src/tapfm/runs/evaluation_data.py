@@ -100,7 +100,7 @@ def read_evaluation_slides(model_folder: ModelFolder, request: EvaluationRequest
     if features_folder is None:
         _check_any_file_exists(cohort, [slide.row for slide in chosen])
     if is_run_cohort:
-        _check_cohort_unchanged(model_folder, chosen)
+        _check_slides_unchanged(model_folder, chosen)
     notes = _check_patient_overlap(
         model_folder, chosen, is_run_cohort=is_run_cohort, allow_overlap=request.allow_overlap
     )
@@ -246,8 +246,8 @@ def _check_any_file_exists(cohort: Cohort, rows: Sequence[SlideRow]) -> None:
         )
 
 
-def _check_cohort_unchanged(model_folder: ModelFolder, slides: Sequence[RunSlide]) -> None:
-    """Raise RunError if the split, labels, tiles or features of a slide have changed since the run."""
+def _check_slides_unchanged(model_folder: ModelFolder, slides: Sequence[RunSlide]) -> None:
+    """Raise RunError if the split, labels, tiles or features of an evaluated slide have changed since the run."""
     lines = []
     for member in model_folder.members:
         row_by_slide = {row["slide_id"]: row for row in member.read_split_rows()}

@@ -71,7 +71,7 @@ def export_run(
     if not (out / AGGREGATOR_FILE).exists():
         # a new export must not overwrite README.md of another project, nor push its files
         written_first = (WEIGHTS_FILE, CONFIG_FILE)  # an interrupted export may have left them
-        check_no_other_files(out, allowed=written_first, hint="Choose a new folder with --out, such as exported.")
+        check_no_other_files(out, allowed=written_first, hint="Choose a new folder, for example --out exported.")
     _check_out_is_not_base_weights(run_folder, out)
     if not force:
         _check_out_is_not_export_of_other_run(run_folder, out)
@@ -131,7 +131,7 @@ def _write_export(saved: SavedModel, run_folder: RunFolder, out: Path) -> None:
     write_atomically(
         out / "README.md", format_model_card(saved, run_folder, _compute_final_scores(run_folder)).encode()
     )
-    thresholds = choose_export_thresholds(run_folder.folder, saved.model.task.targets)
+    thresholds = choose_export_thresholds(run_folder.folder, saved.model.task.target_kinds)
     metadata = {"tapfm": __version__} | saved.metadata | {"thresholds": thresholds}
     write_atomically(out / EXPORT_METADATA_FILE, json.dumps(metadata, indent=2).encode())
 

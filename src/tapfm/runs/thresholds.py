@@ -27,7 +27,7 @@ def choose_model_thresholds(model_folder: ModelFolder, unit: Unit, sensitivity: 
     members = len(model_folder.members)
     if without := members - len(predictions_by_member):
         return ChosenThresholds(None, f"there are no validation predictions for {without} of {members} members")
-    predictions = _pool_predictions(predictions_by_member, model_folder.targets)
+    predictions = _combine_predictions(predictions_by_member, model_folder.targets)
     owner = "the members" if model_folder.ensemble is not None else "the run"
     source = f"{len(predictions):,} validation slides of {owner}"
     return ChosenThresholds(choose_thresholds(predictions, model_folder.targets, unit, sensitivity), source)
@@ -39,7 +39,7 @@ def _read_validation_predictions(run: Path, targets: TargetKinds) -> list[Predic
     return read_predictions(path, targets) if path.exists() else []
 
 
-def _pool_predictions(by_member: Sequence[Sequence[Prediction]], targets: TargetKinds) -> list[Prediction]:
+def _combine_predictions(by_member: Sequence[Sequence[Prediction]], targets: TargetKinds) -> list[Prediction]:
     """Average the predictions if all members have the same validation slides (seeds); else concatenate them (folds)."""
     slide_ids = [[each.slide_id for each in predictions] for predictions in by_member]
     if all(each == slide_ids[0] for each in slide_ids):

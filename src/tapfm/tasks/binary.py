@@ -18,7 +18,7 @@ class BinaryTask:
 
     def __init__(self, target: str, weights: ClassWeights, *, smoothing: float = 0.0) -> None:
         check_smoothing(smoothing)
-        self.targets: dict[str, TargetKind] = {target: BinaryTarget()}
+        self.target_kinds: dict[str, TargetKind] = {target: BinaryTarget()}
         self.weights = weights
         self.smoothing = smoothing
 

@@ -45,7 +45,7 @@ def compute_metrics(
 ) -> dict[str, float | None]:
     """Return the value of each metric; None if it is undefined.
 
-    AUC and average precision are computed from logits, because probabilities near 0 and 1 are rounded to ties.
+    AUC and average precision are computed from logits, because probabilities near 1 can be rounded to ties.
     """
     values: dict[str, float | None] = dict.fromkeys(_METRICS)
     values["auc"] = auc(positive, logits)

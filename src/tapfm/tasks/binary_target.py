@@ -122,10 +122,10 @@ class BinaryTarget:
         return sum(present), len(present)
 
     @property
-    def count_title(self) -> str:
+    def label_count_title(self) -> str:
         return "positive"
 
-    def count_cell(self, labels: Sequence[Label]) -> Cell:
+    def label_count_cell(self, labels: Sequence[Label]) -> Cell:
         present = _drop_missing(labels)
         if not present:
             return Cell("0 of 0", reason="no labels")

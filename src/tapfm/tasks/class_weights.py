@@ -67,7 +67,7 @@ def check_smoothing(smoothing: float) -> None:
     """Raise SettingError unless 0 <= smoothing < 1."""
     if not 0 <= smoothing < 1:
         raise SettingError(
-            f"Label smoothing must be from 0 to below 1; got {smoothing}.",
+            f"Label smoothing must be at least 0 and less than 1; got {smoothing}.",
             hint="The paper uses 0, the scripts of its authors use 0.1.",
         )
 

@@ -67,13 +67,14 @@ def patient_strata(
 
 def label_count_columns(targets: TargetKinds) -> list[Column]:
     """Return the columns of a table of label counts, one per target."""
-    return [Column(f"{target} {kind.count_title}") for target, kind in targets.items()]
+    return [Column(f"{target} {kind.label_count_title}") for target, kind in targets.items()]
 
 
 def label_count_cells(rows: Sequence[Mapping[str, str]], targets: TargetKinds) -> list[Cell]:
     """Return the label counts of each target; the rows contain labels as text."""
     return [
-        kind.count_cell([kind.parse_label(row.get(target, "")) for row in rows]) for target, kind in targets.items()
+        kind.label_count_cell([kind.parse_label(row.get(target, "")) for row in rows])
+        for target, kind in targets.items()
     ]
 
 

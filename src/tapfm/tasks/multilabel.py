@@ -18,7 +18,7 @@ class MultiLabelTask:
 
     def __init__(self, weights: Mapping[str, ClassWeights], *, smoothing: float = 0.0) -> None:
         check_smoothing(smoothing)
-        self.targets: dict[str, TargetKind] = {target: BinaryTarget() for target in weights}
+        self.target_kinds: dict[str, TargetKind] = {target: BinaryTarget() for target in weights}
         self.weights = tuple(weights.values())
         self.smoothing = smoothing
 

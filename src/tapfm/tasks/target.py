@@ -127,11 +127,11 @@ class TargetKind(Protocol):
         ...
 
     @property
-    def count_title(self) -> str:
-        """Column title for `count_cell`, such as "positive"."""
+    def label_count_title(self) -> str:
+        """Column title for `label_count_cell`, such as "positive"."""
         ...
 
-    def count_cell(self, labels: Sequence[Label]) -> Cell:
+    def label_count_cell(self, labels: Sequence[Label]) -> Cell:
         """Return the label counts for a table, such as "3 of 12" with the detail "25%"."""
         ...
 

@@ -28,7 +28,7 @@ from tapfm.slides.scale import resolve_scale
 from tapfm.tiles.grid import TileSpec, TileStatus
 from tapfm.tiles.overlay import draw_overlay
 from tapfm.tiles.overview_page import build_overview_page
-from tapfm.tiles.records import TileRecord
+from tapfm.tiles.records import TilingRecord
 from tapfm.tiles.store import LAYOUTS, Layout, TileSet, read_tiles, tile_file_path, write_tiles
 from tapfm.tiles.tiling import TILING_VERSION, no_tiles_error, tile_slide
 
@@ -60,7 +60,7 @@ def tile_cohort(
     force: bool,
     console: Console,
     pool: WorkerPool | None = None,
-) -> SlideTable[TileRecord]:
+) -> SlideTable[TilingRecord]:
     """Tile all slides, or those in `only`. Slides already tiled with the same settings are skipped.
 
     tissue: folder or file with tissue annotations. pool: running workers that call `catch_failures(run_tiling_job)`.
@@ -78,7 +78,7 @@ def tile_cohort(
         table = SlideTable(
             folder,
             list(jobs),
-            TileRecord,
+            TilingRecord,
             unselected_status="not tiled",
             unselected_reason="no tiles with these settings",
             on_save=partial(_write_overview_page, folder),
@@ -112,11 +112,11 @@ def _format_crash_hint(job: TilingJob) -> str:
     )
 
 
-def _write_overview_page(folder: Path, records: Sequence[TileRecord]) -> None:
+def _write_overview_page(folder: Path, records: Sequence[TilingRecord]) -> None:
     write_atomically(folder / "index.html", build_overview_page(records).encode())
 
 
-def find_unrelated_tile_files(table: SlideTable[TileRecord]) -> list[str]:
+def find_unrelated_tile_files(table: SlideTable[TilingRecord]) -> list[str]:
     """Return the names of tile files in the folder that belong to no slide of the cohort."""
     owned = {tile_file_path(table.folder, slide_id, layout).name for slide_id in table.slide_ids for layout in LAYOUTS}
     return sorted(path.name for path in (table.folder / "patches").glob("*.h5") if path.name not in owned)
@@ -183,7 +183,7 @@ def _find_tissue_annotations(
     return found
 
 
-def _load_finished_record(job: TilingJob) -> TileRecord | None:
+def _load_finished_record(job: TilingJob) -> TilingRecord | None:
     """Return the record of a slide that is already tiled, if everything it depends on is unchanged."""
     path = tile_file_path(job.folder, job.row.slide_id, job.layout)
     if not (path.exists() and _overlay_path(job).exists()):
@@ -195,7 +195,7 @@ def _load_finished_record(job: TilingJob) -> TileRecord | None:
     if tiles.fingerprint != job.key or not tiles.summary:
         return None
     try:
-        return TileRecord(**tiles.summary)
+        return TilingRecord(**tiles.summary)
     except TypeError:
         return None  # written by a version with other columns
 
@@ -208,7 +208,7 @@ def _outline_path(job: TilingJob) -> Path:
     return job.folder / _OUTLINES / f"{job.row.slide_id}.geojson"
 
 
-def run_tiling_job(job: TilingJob) -> TileRecord:
+def run_tiling_job(job: TilingJob) -> TilingRecord:
     """Tile one slide and write its files. Runs in a worker."""
     cv2.setNumThreads(job.threads)  # several slides are tiled in parallel
     start = time.monotonic()
@@ -217,7 +217,7 @@ def run_tiling_job(job: TilingJob) -> TileRecord:
     return replace(record, seconds=round(time.monotonic() - start, 2))
 
 
-def _tile_and_write(job: TilingJob) -> TileRecord:
+def _tile_and_write(job: TilingJob) -> TilingRecord:
     slide_id = job.row.slide_id
     with closing(open_slide(job.row.path)) as slide:
         metadata = slide.metadata
@@ -226,7 +226,7 @@ def _tile_and_write(job: TilingJob) -> TileRecord:
         write_atomically(_overlay_path(job), draw_overlay(slide, tiled, scale, slide_id))
     write_atomically(_outline_path(job), encode_tissue_geojson(tiled.tissue_mask, tiled.thumbnail, metadata, slide_id))
     counts = tiled.counts
-    record = TileRecord(
+    record = TilingRecord(
         slide_id=slide_id,
         status="ok",
         mpp=scale.mpp,

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from importlib.resources import files
 from urllib.parse import quote
 
-from tapfm.tiles.records import TileRecord
+from tapfm.tiles.records import TilingRecord
 
 
-def build_overview_page(entries: Sequence[TileRecord]) -> str:
+def build_overview_page(entries: Sequence[TilingRecord]) -> str:
     """Return the page as HTML: failed slides with reasons, then all slides."""
     failed = [entry for entry in entries if entry.status == "failed"]
     tiled = [entry for entry in entries if entry.status == "ok"]
@@ -35,7 +35,7 @@ def _read_static(name: str) -> str:
     return (files("tapfm.tiles") / "static" / name).read_text(encoding="utf-8")
 
 
-def _format_failures_table(failed: Sequence[TileRecord]) -> list[str]:
+def _format_failures_table(failed: Sequence[TilingRecord]) -> list[str]:
     """Return a table of the failed slides; empty if there are none."""
     if not failed:
         return []
@@ -52,7 +52,7 @@ def _format_failures_table(failed: Sequence[TileRecord]) -> list[str]:
     ]
 
 
-def _format_figure(entry: TileRecord) -> str:
+def _format_figure(entry: TilingRecord) -> str:
     """Return the figure of one slide; a failed slide may have no overlay."""
     name = html.escape(entry.slide_id)
     overlay = f"overlays/{quote(entry.slide_id)}.png"
@@ -69,7 +69,7 @@ def _format_figure(entry: TileRecord) -> str:
     return f"<figure>{image}<figcaption><strong>{name}</strong> {caption}</figcaption></figure>"
 
 
-def _format_statistics(entry: TileRecord) -> str:
+def _format_statistics(entry: TilingRecord) -> str:
     parts = [
         f"{entry.tiles:,} tiles",
         f"{entry.tissue_mm2 or 0:.2f} mm² of tissue",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class TileRecord:
+class TilingRecord:
     """The result of tiling one slide."""
 
     slide_id: str

@@ -62,8 +62,8 @@ class _PendingRequest:
         ]
         self.unfinished = len(self.parts)
 
-    def result(self) -> TileReadResult:
-        """Combine the parts. Pixels of missing tiles are removed."""
+    def combine_parts(self) -> TileReadResult:
+        """Combine the finished parts. Pixels of missing tiles are removed."""
         rows = np.array([row for part in self.parts for row in part.rows], np.int64)
         reasons = tuple(reason for part in self.parts for reason in part.reasons)
         if len(rows) == len(self.pixels):
@@ -159,7 +159,7 @@ class _Prefetcher:
                 raise StopIteration
             pending = self._pending.popleft()
         self._wake_up()
-        return pending.result()
+        return pending.combine_parts()
 
     def close(self) -> None:
         """Stop the thread and the workers."""

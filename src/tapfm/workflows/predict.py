@@ -29,7 +29,7 @@ class PredictOptions:
     ]
     _: KW_ONLY
     model: Annotated[Path, Option("Model: folder of a run, an export or an ensemble.", metavar="MODEL")]
-    out: Annotated[Path, Option("Output folder, such as predicted.", metavar="DIR")]
+    out: Annotated[Path, Option("Output folder, for example 'predicted'.", metavar="DIR")]
     heatmaps: Annotated[
         bool, Option("Also draw heatmaps and a gallery of the most influential tiles of each slide.")
     ] = False

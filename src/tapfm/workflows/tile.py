@@ -15,7 +15,7 @@ from tapfm.workflows.shared_options import AllowFailures, Only, SlidesFolder, Wo
 
 if TYPE_CHECKING:
     from tapfm.runtime.cohort_job import SlideTable
-    from tapfm.tiles.records import TileRecord
+    from tapfm.tiles.records import TilingRecord
 
 
 @options
@@ -75,7 +75,7 @@ class TileOptions:
 
 
 @command_function(TileOptions)
-def tile(options: TileOptions, console: Console) -> SlideTable[TileRecord]:
+def tile(options: TileOptions, console: Console) -> SlideTable[TilingRecord]:
     """Detect tissue and extract tiles. Failed slides are in `.failed` of the result."""
     from tapfm.cohort.cohort_table import read_cohort
     from tapfm.tiles.cohort_tiling import tile_cohort

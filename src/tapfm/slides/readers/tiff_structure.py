@@ -23,7 +23,7 @@ from tapfm.slides.slide import DAMAGED_FILE_HINT, Box, Level, SlideMetadata
 JPEG = 7
 APERIO_JPEG2000_YCBCR = 33003
 _APERIO = "Aperio"  # start of the image description
-_REDUCED = 1  # flag of NewSubfileType: reduced-resolution image
+_REDUCED_RESOLUTION_FLAG = 1  # flag of NewSubfileType: reduced-resolution image
 _GREY, _RGB, _YCBCR = 1, 2, 6  # photometric interpretation (grey: 0 is black)
 _MAX_SEGMENT_PX = 500_000_000  # 1.5 GB when decoded
 _UNSUPPORTED_COMPRESSIONS = {6}  # old-style JPEG, whose tables are elsewhere in the file
@@ -77,7 +77,7 @@ def read_tiff_structure(path: Path) -> tuple[SlideMetadata, tuple[LevelSegments,
             description = first.description or pages[0].description or ""
             # Aperio does not flag its pyramid levels; in other files, a page without the flag is a separate image
             unflagged = description.startswith(_APERIO)
-            candidates = [page for page in pages if unflagged or page.subfiletype & _REDUCED]
+            candidates = [page for page in pages if unflagged or page.subfiletype & _REDUCED_RESOLUTION_FLAG]
             levels = _select_pyramid_pages(first, [*candidates, *(first.pages or [])])
             ome = file.ome_metadata if file.is_ome else None
             segments = tuple(_read_segments(page, first) for page in levels)
