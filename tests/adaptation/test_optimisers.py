@@ -79,7 +79,7 @@ def are_equal(ours, theirs):
 
 @pytest.fixture(params=["shared shards", "own shards"])
 def small_shards(monkeypatch, request):
-    monkeypatch.setattr(shards, "SHARD_ELEMENTS", 1000)
+    monkeypatch.setattr(shards, "MAX_SHARD_ELEMENTS", 1000)
     if request.param == "own shards":
         monkeypatch.setattr(shards, "_OWN_SHARD_ELEMENTS", 200)
 
@@ -123,7 +123,7 @@ def test_parameters_become_views_of_shards_with_the_same_values():
 
 
 def test_parameters_start_at_block_boundaries_of_limited_shards(monkeypatch):
-    monkeypatch.setattr(shards, "SHARD_ELEMENTS", 1024)
+    monkeypatch.setattr(shards, "MAX_SHARD_ELEMENTS", 1024)
     sizes = {"a": 3, "b": 700, "c": 300, "large": 5000, "d": 1024, "e": 1}
     optimiser = AdamW(
         {name: nn.Parameter(torch.full((size,), float(size))) for name, size in sizes.items()},
@@ -439,7 +439,7 @@ def test_compiled_update_is_compiled_once(moments, monkeypatch):
         graphs.append(graph)
         return graph.forward
 
-    monkeypatch.setattr(shards, "SHARD_ELEMENTS", 1000)
+    monkeypatch.setattr(shards, "MAX_SHARD_ELEMENTS", 1000)
     monkeypatch.setattr(optimisers, "_update_shard", torch.compile(update_shard, dynamic=True, backend=record_graph))
     nets = [nn.Sequential(*(nn.Linear(n, n) for n in (20, 25, 30, 40))) for _ in range(2)]
     nets[1] = copy.deepcopy(nets[0])

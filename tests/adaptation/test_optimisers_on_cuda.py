@@ -65,7 +65,7 @@ def assert_close(ours, theirs, **tolerance):
 
 @pytest.fixture
 def small_shards(monkeypatch):
-    monkeypatch.setattr("tapfm.adaptation.shards.SHARD_ELEMENTS", 2**17)
+    monkeypatch.setattr("tapfm.adaptation.shards.MAX_SHARD_ELEMENTS", 2**17)
 
 
 @pytest.mark.usefixtures("small_shards")

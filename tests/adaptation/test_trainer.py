@@ -24,7 +24,7 @@ from tapfm.adaptation.optimisers import LearningRateSchedule
 from tapfm.adaptation.trainer import TrainingSettings, fit
 from tapfm.adaptation.two_graph import AdaptationSettings
 from tapfm.aggregators.abmil import Abmil
-from tapfm.encoders.features import FeatureSet, write_features
+from tapfm.encoders.features import SlideFeatures, write_features
 from tapfm.encoders.inference import InferenceEncoder
 from tapfm.errors import Interrupted, NonFiniteError, SlidesFailedError
 from tapfm.inference.bags import BagRequest, FeatureBags
@@ -511,7 +511,7 @@ def test_training_with_stored_features_updates_only_the_aggregator(tmp_path, sli
     for i, (name, slide) in enumerate(slides.items()):
         features = rng.normal(i % 2, 1.0, (25, 6)).astype(np.float32)
         files[name] = tmp_path / f"{name}.h5"
-        write_features(files[name], FeatureSet(name, features), slide.tiles, attributes={})
+        write_features(files[name], SlideFeatures(name, features), slide.tiles, attributes={})
     torch.manual_seed(0)
     model = SlideModel(None, Abmil(6, hidden=8, attention=4), BinaryTask.from_training_labels("target", [0, 1]))
     learner = Learner(model, AdaptationSettings(), OptimiserSettings(aggregator_lr=1e-2))

@@ -27,7 +27,7 @@ from training_workspace import POSITIONS, SPLITS, case_id, make_tile_set
 from tapfm.aggregators.catalog import AGGREGATORS
 from tapfm.contracts import EncodedTiles
 from tapfm.encoders.catalog import find_encoder_card, load_encoder_cards
-from tapfm.encoders.features import FeatureSet, read_features, write_features
+from tapfm.encoders.features import SlideFeatures, read_features, write_features
 from tapfm.encoders.weights import load_encoder
 from tapfm.errors import CheckpointError, RunError, WeightsDigestError, WeightsMismatchError
 from tapfm.runs import export as export_model
@@ -420,7 +420,7 @@ def test_other_weights_in_the_export_folder_are_ignored(exported, tmp_path, tile
 def test_export_with_features_of_another_size_is_an_error(train, tmp_path):
     for i in range(len(SPLITS)):
         rng = np.random.default_rng(i)
-        features = FeatureSet(case_id(i), rng.normal(size=(4, 16)).astype(np.float32))
+        features = SlideFeatures(case_id(i), rng.normal(size=(4, 16)).astype(np.float32))
         write_features(tmp_path / f"{case_id(i)}.h5", features, make_tile_set(i), attributes={})
     run = train("sixteen", "adaptation.method=fixed", f"tiles.features={tmp_path}", "aggregator.name=abmil")
     assert load_run(run).metadata["aggregator"]["feature_size"] == 16

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tapfm.encoders.features import FeatureSet, find_feature_file, read_features, read_fingerprint, write_features
+from tapfm.encoders.features import SlideFeatures, find_feature_file, read_features, read_fingerprint, write_features
 from tapfm.errors import FeatureStoreError
 from tapfm.runtime.seeding import make_rng
 from tapfm.tiles.store import TileSet, read_tiles
@@ -43,7 +43,7 @@ def random_features(tiles=3, size=8):
 
 
 def feature_set(**changes):
-    features = FeatureSet(
+    features = SlideFeatures(
         slide_id="case-17",
         features=random_features(),
         attention=np.array([0.004, 0.001, 0.002], np.float32),
@@ -84,7 +84,7 @@ def test_features_are_written_and_read(tmp_path):
 
 
 def test_unknown_fields_are_read_as_none(tmp_path):
-    bare = FeatureSet("case-17", random_features())
+    bare = SlideFeatures("case-17", random_features())
     path = write_file(tmp_path / "a.h5", bare)
     again = read_features(path)
     assert (again.attention, again.encoder, again.fingerprint, read_fingerprint(path)) == (None, None, None, None)
@@ -305,7 +305,7 @@ def test_invalid_attention_is_an_error_when_read_and_when_written(tmp_path, atte
 
 def test_writing_features_of_other_tiles_is_an_error(tmp_path):
     with pytest.raises(FeatureStoreError, match=r"`coords` .* \(3, 2\), .* 2 tiles"):
-        write_file(tmp_path / "a.h5", FeatureSet("case-17", random_features(2)))
+        write_file(tmp_path / "a.h5", SlideFeatures("case-17", random_features(2)))
 
 
 @pytest.mark.parametrize("name", ["a.h5", "a.pt"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from training_slides import TILES_PER_ROW, make_bags, make_learner, write_slides
 
-from tapfm.encoders.features import FeatureSet, read_feature_metadata, write_features
+from tapfm.encoders.features import SlideFeatures, read_feature_metadata, write_features
 from tapfm.inference.bags import BagRequest, FeatureBags
 from tapfm.inference.bags import _compute_coordinates as tile_coordinates
 from tapfm.inference.predictor import Predictor
@@ -39,7 +39,7 @@ def test_bag_of_pixels_has_coordinates(tmp_path):
 
 def test_bag_of_features_has_coordinates_of_the_sampled_tiles(tmp_path):
     tiles = TileSet("s00", POSITIONS, 448, 224, 0.5, 0.25, 0, (4000, 4000), fingerprint="t", summary={})
-    features = FeatureSet("s00", np.eye(3, 8, dtype=np.float32), np.zeros(3, np.float32), POSITIONS, fingerprint="f")
+    features = SlideFeatures("s00", np.eye(3, 8, dtype=np.float32), np.zeros(3, np.float32), POSITIONS, fingerprint="f")
     write_features(tmp_path / "s00.h5", features, tiles, attributes={})
     assert read_feature_metadata(tmp_path / "s00.h5").has_coordinates
     for _ in range(2):  # read from the file, then from the cache

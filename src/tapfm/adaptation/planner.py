@@ -192,8 +192,8 @@ def _max_graphs_kept(
     graph_bytes = candidate.size * candidate.tile.graph_bytes
     if inputs.backward_tiles is not None or not graph_bytes:
         return 1  # the tiles for the backward pass are sampled only after all tiles are encoded
-    first = 1 + int((available_bytes - candidate.first_bytes) / graph_bytes)
-    later = 2 + int((available_bytes - candidate.later_bytes) / graph_bytes)
+    first = 1 + int((available_bytes - candidate.first_peak_bytes) / graph_bytes)
+    later = 2 + int((available_bytes - candidate.later_peak_bytes) / graph_bytes)
     return min(math.ceil(inputs.tiles / candidate.size), first, later)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tapfm.adaptation.moments import BLOCK_SIZE
 
-SHARD_ELEMENTS = 2**24
+MAX_SHARD_ELEMENTS = 2**24  # of a shard that small parameters share
 # A parameter of this size has its own shard, and its gradient is used in place. Smaller gradients are copied together.
 _OWN_SHARD_ELEMENTS = 2**20
 
@@ -69,7 +69,7 @@ def group_parameters(parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[P
     slices: list[ParameterSlice] = []
     end = 0
     for name, parameter in sorted(small, key=lambda item: str(item[1].dtype)):
-        if slices and (end + parameter.numel() > SHARD_ELEMENTS or parameter.dtype != slices[0].parameter.dtype):
+        if slices and (end + parameter.numel() > MAX_SHARD_ELEMENTS or parameter.dtype != slices[0].parameter.dtype):
             yield tuple(slices)
             slices, end = [], 0
         slices.append(ParameterSlice(name, parameter, end))

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tapfm.adaptation.encoder_shape import EncoderShape
 from tapfm.adaptation.moments import MomentFormat, moment_bytes
 from tapfm.adaptation.optimisers import bytes_per_parameter
-from tapfm.adaptation.shards import SHARD_ELEMENTS
+from tapfm.adaptation.shards import MAX_SHARD_ELEMENTS
 from tapfm.adaptation.step_coefficients import Coefficients
 from tapfm.encoders.blocks import Recompute
 
@@ -93,14 +93,14 @@ class ChunkCost:
 
     size: int  # tiles
     tile: TileGraphCost
-    first_bytes: float  # peak in the backward pass of the first graph
-    later_bytes: float  # peak in the backward pass of a later graph, with all gradients; 0 if there is one graph
+    first_peak_bytes: float  # in the backward pass of the first graph
+    later_peak_bytes: float  # in the backward pass of a later graph, with all gradients; 0 if there is one graph
 
     def peak_bytes(self, graphs_kept: int) -> float:
         """Return the peak if `graphs_kept` chunks keep their graph. Each graph is freed after its backward pass."""
         graph_bytes = self.size * self.tile.graph_bytes
-        first = self.first_bytes + (graphs_kept - 1) * graph_bytes
-        return max(first, self.later_bytes + max(0, graphs_kept - 2) * graph_bytes)
+        first = self.first_peak_bytes + (graphs_kept - 1) * graph_bytes
+        return max(first, self.later_peak_bytes + max(0, graphs_kept - 2) * graph_bytes)
 
 
 def compute_graph_cost(inputs: PlannerInput, levels: tuple[Recompute, ...]) -> TileGraphCost:
@@ -130,18 +130,18 @@ class _MemoryUse(NamedTuple):
 
 def compute_chunk_cost(inputs: PlannerInput, tile: TileGraphCost, size: int) -> ChunkCost:
     """Return the memory of the backward pass for chunks of `size` tiles."""
-    first_bytes = _find_backward_peak(inputs, tile, size, is_first=True).total
-    later_bytes = 0.0
+    first_peak_bytes = _find_backward_peak(inputs, tile, size, is_first_graph=True).total
+    later_peak_bytes = 0.0
     if _accumulates_gradients(inputs, size):
-        later_bytes = _find_backward_peak(inputs, tile, size, is_first=False).total
-    return ChunkCost(size, tile, first_bytes, later_bytes)
+        later_peak_bytes = _find_backward_peak(inputs, tile, size, is_first_graph=False).total
+    return ChunkCost(size, tile, first_peak_bytes, later_peak_bytes)
 
 
-def _find_backward_peak(inputs: PlannerInput, tile: TileGraphCost, size: int, *, is_first: bool) -> _MemoryUse:
+def _find_backward_peak(inputs: PlannerInput, tile: TileGraphCost, size: int, *, is_first_graph: bool) -> _MemoryUse:
     """Return the largest memory use: while pixels are normalised, or in the backward pass of one of the blocks."""
     shape, parameter_bytes = inputs.shape, _gradient_bytes(inputs, size)
     size = _count_backward_tiles(inputs, size)
-    gradients = parameter_bytes * _count_gradients(inputs, is_first=is_first)
+    gradients = parameter_bytes * _count_parameters_with_gradient(inputs, is_first_graph=is_first_graph)
     start = _MemoryUse(0.0, float(gradients[0]), size * 8.0 * 3 * shape.tile_px**2)  # pixels twice in float32
     if not shape.trainable_blocks:
         return start
@@ -154,13 +154,13 @@ def _find_backward_peak(inputs: PlannerInput, tile: TileGraphCost, size: int, *,
 
 
 @lru_cache(maxsize=64)
-def _count_gradients(inputs: PlannerInput, *, is_first: bool) -> NDArray[np.float64]:
+def _count_parameters_with_gradient(inputs: PlannerInput, *, is_first_graph: bool) -> NDArray[np.float64]:
     """Return how many parameters have a gradient: before the backward pass, then in each block, the last block first.
 
     After the first graph, all parameters already have gradients, from other chunks or slides.
     """
     shape = inputs.shape
-    before = 0 if is_first and inputs.slides_per_step == 1 else shape.trainable_parameters
+    before = 0 if is_first_graph and inputs.slides_per_step == 1 else shape.trainable_parameters
     done = (np.arange(shape.trainable_blocks) + inputs.coefficients.own_gradients) * shape.block_trainable_parameters
     after = np.minimum(shape.trainable_parameters, np.concatenate([[0.0], done]))
     counts: NDArray[np.float64] = np.maximum(before, after)
@@ -171,7 +171,7 @@ def _compute_update_memory(inputs: PlannerInput, storage: OptimiserStorage, size
     """Return the memory during the optimiser's update, shard by shard: all gradients, but no graph."""
     shape = inputs.shape
     copied_bytes = 4 + moment_bytes(storage.moments) if storage.offload else 0.0  # an offloaded shard on the GPU
-    temporary = min(SHARD_ELEMENTS, shape.trainable_parameters) * (inputs.coefficients.update + copied_bytes)
+    temporary = min(MAX_SHARD_ELEMENTS, shape.trainable_parameters) * (inputs.coefficients.update + copied_bytes)
     return _MemoryUse(0.0, shape.trainable_parameters * _gradient_bytes(inputs, size), temporary)
 
 
@@ -185,10 +185,10 @@ def split_peak_memory(
 ) -> dict[str, float]:
     """Return the memory at the peak of the step, by part."""
     graph_bytes = chunk.size * chunk.tile.graph_bytes
-    peak = _find_backward_peak(inputs, chunk.tile, chunk.size, is_first=True)
+    peak = _find_backward_peak(inputs, chunk.tile, chunk.size, is_first_graph=True)
     peaks = [peak._replace(graph=peak.graph + (graphs_kept - 1) * graph_bytes)]
     if _accumulates_gradients(inputs, chunk.size):
-        peak = _find_backward_peak(inputs, chunk.tile, chunk.size, is_first=False)
+        peak = _find_backward_peak(inputs, chunk.tile, chunk.size, is_first_graph=False)
         peaks.append(peak._replace(graph=peak.graph + max(0, graphs_kept - 2) * graph_bytes))
     peak = max(*peaks, _compute_update_memory(inputs, storage, chunk.size), key=lambda use: use.total)
     return compute_resident_bytes(inputs, storage) | {

@@ -29,7 +29,7 @@ from tapfm.adaptation.subset import sample_subset
 from tapfm.contracts import Aggregator, EncodedTiles, Targets, Task, TileEncoder, Tiles
 from tapfm.errors import LabelError, NonFiniteError, SettingError
 
-CosineVariant = Literal["paper", "descending"]
+CosineLossVariant = Literal["paper", "descending"]
 BagGradient = Literal["before", "after", "joint"]
 
 
@@ -53,7 +53,7 @@ class AdaptationSettings:
 
     lambda_: float = 1.0
     beta: float = 0.0
-    cosine_loss: CosineVariant = "paper"
+    cosine_loss: CosineLossVariant = "paper"
     bag_gradient: BagGradient = "before"
     chunking: Chunking = field(default_factory=Chunking)
     backward_tiles: int | None = None
@@ -65,7 +65,7 @@ class AdaptationSettings:
                 f"lambda and beta must be finite and not negative; got {self.lambda_} and {self.beta}.",
                 hint="The defaults are lambda = 1 and beta = 0.",
             )
-        for name, kind in (("cosine_loss", CosineVariant), ("bag_gradient", BagGradient)):
+        for name, kind in (("cosine_loss", CosineLossVariant), ("bag_gradient", BagGradient)):
             if getattr(self, name) not in get_args(kind):
                 valid = " or ".join(f"'{value}'" for value in get_args(kind))
                 raise SettingError(f"{name} must be {valid}; got {getattr(self, name)!r}.")
@@ -312,7 +312,7 @@ def compute_aggregator_gradients(
     )
 
 
-def _cosine_loss(z_KD: Tensor, g_z_KD: Tensor, variant: CosineVariant) -> Tensor:
+def _cosine_loss(z_KD: Tensor, g_z_KD: Tensor, variant: CosineLossVariant) -> Tensor:
     """Return 1 - cos(z_i, g_zi) of each tile, or 1 + cos for "descending". A tile whose gradient is 0 gets 0."""
     scale_K1 = g_z_KD.abs().amax(1, keepdim=True)
     has_gradient_K = scale_K1[:, 0] > 0

@@ -277,7 +277,7 @@ def _parse_row(
     # With a path, the id is used unchanged. Without one it may be a file name, as in CLAM's process_list_autogen.csv.
     slide_id = slide_name if given.get("slide_id") and given.get("path") else _slide_id_from_name(slide_name)
     if "/" in given.get("slide_id", "") or not _is_valid_file_name(slide_id):
-        rule = f"no / or \\, no line breaks, no leading dot, at most {_MAX_ID_BYTES} bytes"
+        rule = f"no / or \\, only printable characters, no leading dot, at most {_MAX_ID_BYTES} bytes"
         problems.append(f"row {row_number}: slide_id {slide_name!r} cannot be used as a file name ({rule})")
         return None
     path = _find_slide_path(

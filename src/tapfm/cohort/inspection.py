@@ -24,7 +24,7 @@ from tapfm.slides.slide import DAMAGED_FILE_HINT, Slide
 class InspectedSlide:
     """Metadata of a slide.
 
-    problem: why the slide cannot be opened, has no scale or has pixels that cannot be decoded; empty if there is none.
+    problem: why the slide cannot be opened or decoded, or has no usable scale; empty if there is none.
     warnings: do not prevent tiling.
     """
 

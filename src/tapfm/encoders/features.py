@@ -40,7 +40,7 @@ _REDO_HINT = "Create the file again: tapfm embed"
 
 
 @dataclass(frozen=True)
-class FeatureSet:
+class SlideFeatures:
     """The features of a slide. A field is None if the file, of another tool, does not contain it."""
 
     slide_id: str
@@ -72,7 +72,7 @@ def read_fingerprint(path: Path) -> str | None:
 
 
 def write_features(
-    path: Path, features: FeatureSet, tiles: TileSet, *, attributes: Mapping[str, str | int | float]
+    path: Path, features: SlideFeatures, tiles: TileSet, *, attributes: Mapping[str, str | int | float]
 ) -> None:
     """Write the feature file of a slide atomically; `attributes` are stored with the features.
 
@@ -146,7 +146,7 @@ def read_feature_metadata(path: Path) -> FeatureMetadata:
     )
 
 
-def read_features(path: Path) -> FeatureSet:
+def read_features(path: Path) -> SlideFeatures:
     """Read the feature file of a slide, written by tapfm or another tool."""
     stored = read_pt(path) if path.suffix == ".pt" else read_hdf5(path)
     for name, array in (("features", stored.features), ("coords", stored.coords), ("attention", stored.attention)):
@@ -160,7 +160,7 @@ def read_features(path: Path) -> FeatureSet:
     with np.errstate(over="ignore"):  # values beyond float32 become infinite, which raises an error below
         features = features.astype(np.float32, copy=False)
     _check_arrays(str(path), features, coords, attention)
-    return FeatureSet(
+    return SlideFeatures(
         slide_id=stored.text_attribute("name") or path.stem,
         features=features,
         attention=None if attention is None else attention.astype(np.float32, copy=False),

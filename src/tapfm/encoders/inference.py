@@ -165,7 +165,7 @@ def precision_name(dtype: torch.dtype | None) -> Precision:
 
 
 def _copy_to_device(tiles: Tensor, device: torch.device) -> Tensor:
-    """Copy tiles to a GPU without waiting for it, which works from pinned memory only."""
+    """Copy tiles to a GPU asynchronously, through pinned memory; return them unchanged if the device is a CPU."""
     if device.type != "cuda" or tiles.device.type != "cpu":
         return tiles
     return tiles.pin_memory().to(device, non_blocking=True)

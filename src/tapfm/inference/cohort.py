@@ -84,13 +84,13 @@ def predict_cohort(
     """Predict slides on all of their tiles; finished slides are not read again. Raises Interrupted."""
     known = finished.read()
 
-    def finish(slide_id: str, slide: EncodedSlide) -> None:
+    def predict_and_save(slide_id: str, slide: EncodedSlide) -> None:
         logits = list(predictor.predict_logits(slide_id, slide).values())
         known[slide_id] = FinishedSlide(logits, slide.tiles, slide.skipped.tiles, slide.skipped.reason)
         finished.add(slide_id, known[slide_id])
 
     remaining = [slide.slide_id for slide in slides if slide.slide_id not in known]
-    failed = predictor.run(remaining, bags, finish, on_slide=on_slide, stop_signal=stop_signal)
+    failed = predictor.run(remaining, bags, predict_and_save, on_slide=on_slide, stop_signal=stop_signal)
     return collect_predictions(
         slides, predictor.targets, known, {slide_id: failure.reason for slide_id, failure in failed.items()}
     )

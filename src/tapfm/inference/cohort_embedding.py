@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tapfm.cohort.cohort_table import SlideRow
-from tapfm.encoders.features import FeatureSet, read_fingerprint, write_features
+from tapfm.encoders.features import SlideFeatures, read_fingerprint, write_features
 from tapfm.encoders.inference import prepare_encoder
 from tapfm.inference.bags import PREFETCH_BYTES, PixelBags, SlideFailed, SlideTiles
 from tapfm.inference.embedding_jobs import (
@@ -129,7 +129,7 @@ def _write_slide_features(job: EmbeddingJob, slide: EncodedSlide, settings: Embe
     """Write the features of a slide, with the positions of the tiles that were read."""
     [encoded] = slide.by_model
     card, encoder = settings.loaded.card, settings.loaded.encoder
-    features = FeatureSet(
+    features = SlideFeatures(
         slide_id=job.row.slide_id,
         features=encoded.z_KD.cpu().numpy(),
         attention=encoded.r_K.cpu().numpy(),

@@ -23,7 +23,7 @@ from tapfm.results.table import (
 )
 
 _RANK_TAGS = {1: Markup("<strong>{}</strong>"), 2: Markup("<u>{}</u>")}
-_MAX_UNWRAPPED = 50  # characters; longer texts are wrapped
+_MAX_UNWRAPPED_CHARACTERS = 50  # characters; longer texts are wrapped
 _PANEL_SCALE = 0.8  # so that text in panels is as small as notes on the page
 
 
@@ -79,7 +79,7 @@ def _html_row(row: Row, columns: Sequence[Column], classes: Sequence[str], reaso
     cells = []
     for index, (cell, column, css_class) in enumerate(zip(row.cells, columns, classes, strict=True)):
         opening, closing = (Markup('th scope="row"'), Markup("th")) if index == 0 else (Markup("td"), Markup("td"))
-        long = column.text and len(cell_text(cell, column)) > _MAX_UNWRAPPED
+        long = column.text and len(cell_text(cell, column)) > _MAX_UNWRAPPED_CHARACTERS
         attribute = _class_attribute("long" if long else css_class)
         cells.append(Markup("<{}{}>{}</{}>").format(opening, attribute, _html_cell(cell, column, reasons), closing))
     return Markup("<tr>{}</tr>").format(Markup("").join(cells))

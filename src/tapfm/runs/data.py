@@ -35,7 +35,7 @@ class StoredFeatures:
 
 @dataclass(frozen=True)
 class RunSlide:
-    """A slide with its labels and its tiles or stored features."""
+    """A slide with its labels and, as far as they exist, its tiles and stored features."""
 
     row: SlideRow  # of the cohort table
     split: str

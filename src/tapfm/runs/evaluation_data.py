@@ -23,8 +23,8 @@ _MAX_LISTED = 10  # changes or patients listed in a message
 class EvaluationRequest:
     """Options of an evaluation.
 
-    If `cohort_table` is None, folders that are None are taken from the settings of the run. Stored features are taken
-    only if the encoder is fixed and `tiles_folder` is None.
+    Without `cohort_table`, a folder that is None defaults to that of the run. `features_folder` has this default only
+    if the encoder is fixed and `tiles_folder` is None. A given `features_folder` is used even with `tiles_folder`.
     """
 
     cohort_table: Path | None = None  # None: the cohort table of the run

@@ -25,7 +25,7 @@ Ring = NDArray[np.float64]  # (points, 2), level-0 pixels
 GEOJSON_SUFFIXES = (".geojson", ".json")
 MASK_SUFFIXES = (".png", ".tif", ".tiff")
 _SUBPIXEL_BITS = 4
-_MAX_COORDINATE_PX = 1e6  # outside any image; cv2 uses 32-bit coordinates
+_CLIP_COORDINATES_PX = 1e6  # thumbnail pixels, outside any thumbnail; cv2 uses 32-bit coordinates
 _ASPECT_TOLERANCE = 0.02
 
 
@@ -96,7 +96,7 @@ def _rasterise(polygons: list[list[Ring]], thumbnail: Thumbnail) -> Mask:
         # coordinates of cv2 start at the centre of the first pixel
         in_px = [(ring - corner) / thumbnail.downsample - 0.5 for ring in rings]
         points = [
-            np.rint(np.clip(ring, -_MAX_COORDINATE_PX, _MAX_COORDINATE_PX) * 2**_SUBPIXEL_BITS).astype(np.int32)
+            np.rint(np.clip(ring, -_CLIP_COORDINATES_PX, _CLIP_COORDINATES_PX) * 2**_SUBPIXEL_BITS).astype(np.int32)
             for ring in in_px
         ]
         one = np.zeros_like(canvas)

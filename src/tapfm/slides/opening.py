@@ -130,7 +130,7 @@ def find_slides(folder: Path) -> list[Path]:
 
 
 def _raise_unreadable_folder(error: OSError) -> None:
-    """Raise if a folder cannot be listed; otherwise its slides would be skipped silently."""
+    """Raise InputError for a folder that cannot be listed. By default, os.walk skips such folders silently."""
     raise InputError(
         f"{error.filename} cannot be read ({error.strerror}).", hint="Check the folder permissions."
     ) from error

@@ -1,7 +1,7 @@
 """A pool of open slides: slides are opened on first use and the least recently used one is dropped.
 
-A pool is sent to workers without its handles, whether the workers are forked or spawned. A handle opened before a fork
-would share its file position and locks with the parent process.
+A pool is pickled without its handles. In a forked process, the first `get` drops the inherited handles, because they
+share their file position and locks with the parent process.
 """
 
 from __future__ import annotations

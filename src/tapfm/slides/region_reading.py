@@ -19,7 +19,7 @@ from tapfm.slides.slide import Box, Level, Pixels, SlideMetadata, Thumbnail
 
 # A level may be this much coarser than requested, because level sizes are rounded (downsample 4.0003 instead of 4).
 _LEVEL_TOLERANCE = 0.005
-_MIN_BLOCK_PX = 8  # thumbnail pixels; blocks with undecodable pixels are split down to this size
+_MAX_UNSPLIT_PX = 8  # thumbnail pixels; larger blocks with undecodable pixels are split
 MAX_UNREADABLE_FRACTION = 0.05  # of a slide; above it the slide fails
 BLOCK_PX = 4096  # level pixels read at once for a thumbnail; limits the memory for slides without a pyramid
 
@@ -128,7 +128,7 @@ def read_blockwise(slide: SlideWithLevels, box: Box, width_px: int, height_px: i
         try:
             pixels = read_region(slide, x_px0, y_px0, columns * scale_x, rows * scale_y, columns, rows)
         except TileReadError:
-            if max(columns, rows) > _MIN_BLOCK_PX:
+            if max(columns, rows) > _MAX_UNSPLIT_PX:
                 for quarter in _split_block(left, top, columns, rows):
                     read(*quarter)
                 return

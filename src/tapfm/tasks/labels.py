@@ -97,7 +97,8 @@ def check_training_labels(
         raise LabelError(
             f"These targets do not have both classes in the training split (column {column}):\n  "
             + "\n  ".join(problems),
-            hint="Create new splits with tapfm split, label more patients of the training split, or remove the target.",
+            hint="Label more patients of the missing class, change the splits (tapfm split with another --seed, or "
+            "without --folds), or omit the target.",
         )
 
 

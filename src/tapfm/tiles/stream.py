@@ -51,7 +51,7 @@ class _PartialRequest:
 
 
 class _PendingRequest:
-    """A request that is being read, in parts."""
+    """A request whose result was not fetched yet, split into parts for the workers."""
 
     def __init__(self, request: TileRequest, pixels: TilePixels) -> None:
         self.request, self.pixels = request, pixels

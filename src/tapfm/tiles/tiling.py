@@ -201,12 +201,12 @@ def _find_unreadable(
     return chosen[np.array(unreadable, bool)]
 
 
-def _check_damage(slide: Slide, checked: NDArray[np.uint8]) -> None:
-    """Raise TileReadError if too many of the checked tiles cannot be decoded."""
-    unreadable = int((checked == TileStatus.UNREADABLE).sum())
-    if unreadable > MAX_UNREADABLE_FRACTION * len(checked):
+def _check_damage(slide: Slide, statuses: NDArray[np.uint8]) -> None:
+    """Raise TileReadError if too many of the tiles with these statuses are unreadable."""
+    unreadable = int((statuses == TileStatus.UNREADABLE).sum())
+    if unreadable > MAX_UNREADABLE_FRACTION * len(statuses):
         raise TileReadError(
-            f"{slide.metadata.path.name}: {unreadable:,} of {len(checked):,} tiles cannot be decoded.",
+            f"{slide.metadata.path.name}: {unreadable:,} of {len(statuses):,} tiles cannot be decoded.",
             hint=DAMAGED_FILE_HINT,
         )
 

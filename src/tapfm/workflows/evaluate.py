@@ -78,7 +78,7 @@ class EvaluateOptions:
     workers: Workers = None
     allow_failures: AllowFailures = 0
     allow_overlap: Annotated[
-        bool, Option("Evaluate on --cohort even if it contains patients of the training slides.")
+        bool, Option("Evaluate even if some of the evaluated patients are also in training or validation.")
     ] = False
     resume: Annotated[
         bool, Option("Resume the evaluation in --out, or compute its metrics again from the stored predictions.")
