@@ -1,5 +1,6 @@
 """The command line in its own process: imports, help, and `tapfm encoders`."""
 
+import inspect
 import json
 import os
 import re
@@ -97,6 +98,13 @@ def test_help_of_every_command_does_not_import_slow_libraries():
     shown = set(re.findall(r"Usage: tapfm (\w+)", result.stdout))
     assert shown == {each.callback.__name__ for each in app.registered_commands}
     assert result.stdout.endswith("imported:\n")
+
+
+@pytest.mark.parametrize("command", app.registered_commands, ids=lambda command: command.callback.__name__)
+def test_examples_and_output_files_in_help_fit_into_80_columns(command):
+    blocks = inspect.getdoc(command.callback).split("\b\n")[1:]  # until an empty line, typer does not wrap them
+    lines = [line for block in blocks for line in block.split("\n\n")[0].splitlines()]
+    assert [line for line in lines if len(line) > 78] == []
 
 
 def test_version():

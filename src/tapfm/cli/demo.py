@@ -27,12 +27,13 @@ def demo(options: workflow.DemoOptions, context: typer.Context) -> None:
     """Run the whole workflow on synthetic slides, from slides to a report, in minutes and without a GPU.
 
     Generates slides with a planted signal, then inspects, tiles and splits
-    them. Trains an encoder with 0.9 million parameters on the slide labels with
-    three methods: frozen encoder with ABMIL, fine-tuning with ABMIL, and TAPFM.
-    Evaluates all models on test and external slides, predicts heatmaps with the
-    TAPFM model, and writes a report. At the end it prints the AUCs and how well
-    attention found the planted signal. Every command is printed as you would
-    type it. Ctrl-C stops the demo; run the same command again to resume it.
+    them. Trains models on the slide labels with three methods: fixed encoder
+    with ABMIL, fine-tuned encoder with ABMIL, and TAPFM. The encoder has 0.9
+    million parameters. Evaluates all models on test and external slides, draws
+    heatmaps with the TAPFM model, and writes a report. At the end it prints the
+    AUCs, and how well attention ranks the tiles with the planted signal. Every
+    command is printed as you would type it. Ctrl-C stops the demo; run the same
+    command again to resume it.
 
     \b
     Examples:
@@ -43,7 +44,7 @@ def demo(options: workflow.DemoOptions, context: typer.Context) -> None:
     \b
     Output files:
       report.html               report with all results
-      attention-check.png       planted signal, attention before and after training
+      attention-check.png       planted signal, attention before and after
       predictions/              predictions and heatmaps
       study/                    runs, evaluations and tables
       synthetic/, tiles/, ...   slides and tiles

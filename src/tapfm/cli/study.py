@@ -31,7 +31,7 @@ def study(options: workflow.StudyOptions) -> None:
     Output files:
       study.md                             all results, and what failed
       study.json                           the results as data, for tapfm report
-      table_binary.*, table_multilabel.*   AUCs, intervals, p values (md, csv, tex)
+      table_binary.*, table_multilabel.*   AUCs, intervals and p values
       roc.png                              ROC curves
       costs.*, curves.png                  best epoch, seconds, memory; curves
       ablation.*, stability.*, forgetting.*   in studies of these kinds

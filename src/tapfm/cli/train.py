@@ -31,7 +31,7 @@ def train(options: workflow.TrainOptions) -> None:
     Examples:
       tapfm train run.toml --out runs/first
       tapfm train run.toml --out runs/first --resume   # after Ctrl-C or a crash
-      tapfm train run.toml --out runs/half --set adaptation.lambda=0.5 --set seed=1
+      tapfm train run.toml --out runs/half --set adaptation.lambda=0.5
 
     \b
     Output files:
