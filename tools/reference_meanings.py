@@ -12,6 +12,7 @@ from tapfm.runtime.steps import StepState
 from tapfm.slides.scale import ScaleSource
 from tapfm.study.stability import MEASURES as STABILITY
 from tapfm.tasks.binary_metrics import METRIC_NAMES as METRICS
+from tapfm.tasks.binary_metrics import THRESHOLD_FREE
 
 Meanings = Mapping[str, str]
 
@@ -338,11 +339,12 @@ FORMATS: dict[str, list[Format]] = {
         Format(
             "evaluated/metrics.csv",
             "metrics.csv",
-            "One row per metric, and one per difference of AUC between the model and the baseline. The metrics "
-            "are "
+            "One row per model, subgroup, target and metric, and one row per target for the difference of AUC between "
+            "the model and the baseline. The metrics are "
             + ", ".join(code(name) for name in METRICS)
-            + "; names with `_at_chosen` use the threshold for the requested sensitivity, the others Youden's "
-            "threshold.",
+            + ". Those with `_at_chosen` use the threshold for the requested sensitivity. "
+            + ", ".join(code(name) for name in THRESHOLD_FREE)
+            + " use no threshold, and the others use Youden's.",
             {
                 "model": "`model`, the baseline, or the difference between them",
                 "subgroup": "subgroup of `--by`; empty for all slides",

@@ -66,7 +66,7 @@ class AggregatorCard:
             )
         if layer_norm:
             raise SettingError(
-                f"{self.name} has its own head, without a LayerNorm, but head.layer_norm is true.",
+                f"{self.name} has its own head, so head.layer_norm cannot be true.",
                 hint="Set head.layer_norm = false.",
             )
 

@@ -114,7 +114,10 @@ def _estimates_title(bench: BenchResult) -> str:
         "cohort": "your cohort",
         "paper": "the paper's BLCA cohort",
     }[slides.source]
-    return f"Estimates for {name}: {slides.count:,} slides ({train:,} for training), {slides.mean_tiles:,} tiles each"
+    return (
+        f"Estimates for {name}: {slides.count:,} slides ({train:,} for training), "
+        f"{slides.mean_tiles:,} tiles per slide on average"
+    )
 
 
 def _estimates_table(bench: BenchResult) -> Table:

@@ -133,7 +133,10 @@ def _check_files(source: Path, out: Path, *, force: bool) -> None:
 
 
 def _check_existing_splits(cohort: Cohort, *, for_folds: bool, force: bool) -> None:
-    """Check the existing splits of a table. With `force`, those that will be replaced are not checked."""
+    """Raise an error if the table has invalid splits, or valid ones that would be replaced.
+
+    With `force`, splits may be replaced, and those that will be replaced are not checked.
+    """
     split: list[int | None] = [None] if any(row.split for row in cohort.rows) else []
     folds: list[int | None] = [int(name.removeprefix("fold_")) for name in fold_names(cohort)]
     kept, replaced = ([], [*split, *folds]) if for_folds else (folds, split)

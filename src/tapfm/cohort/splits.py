@@ -219,9 +219,9 @@ def assign_folds(patients: Sequence[Patient], folds: int, seed: int) -> list[dic
 def _distribute(
     patients: Sequence[Patient], fractions: Sequence[float], *rng_key: int | str, rare_classes_to_first_parts: bool
 ) -> dict[str, int]:
-    """Distribute patients to parts of these sizes, balanced by category and independent of the order of the table.
+    """Distribute patients to parts with these fractions, balanced by category and independent of the table order.
 
-    rare_classes_to_first_parts: whether a class with too few patients for all parts goes to the first, not to any.
+    rare_classes_to_first_parts: a class with fewer patients than parts goes to the first parts; if false, to any parts.
     """
     by_id = sorted(patients, key=lambda each: each.patient_id)
     unassigned = {by_id[i].patient_id: by_id[i] for i in make_rng(*rng_key).permutation(len(by_id))}

@@ -95,7 +95,7 @@ class _DemoDisplay:
             self._console.print(f"$ {format_command(*step.arguments)}", style="cyan", markup=False, soft_wrap=True)
 
     def show_progress(self) -> None:
-        pass
+        """Show nothing: the running command shows its own progress."""
 
     def show_result(self, step: Step, result: StepResult) -> None:
         if result.state == "not run" or not step.summary_line_prefixes or not step.log.exists():

@@ -75,8 +75,8 @@ def load_encoder(
 ) -> LoadedEncoder:
     """Load an encoder of the catalogue (or a card) onto the CPU.
 
-    weights: a file, or a folder with the layout of a Hub repository or of the Hugging Face cache. Default: the Hugging
-        Face cache, then the Hub.
+    weights: a file, or a folder with the layout of a Hub repository or of the Hugging Face cache. Default: the file in
+        the tapfm package for an encoder that comes with tapfm, otherwise the Hugging Face cache, then the Hub.
     tile_px, feature: override those of the card; another tile size resamples the position embedding.
     extra: additional arguments for timm, such as drop_path_rate.
     """

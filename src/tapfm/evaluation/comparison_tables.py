@@ -167,7 +167,10 @@ def _list_excluded(comparison: Comparison) -> list[str]:
             lines.append(f"- {name}: {len(patients):,} patients or slides are not in all models: {listed}")
     if comparison.partial_labels:
         listed = format_names(comparison.partial_labels, _MAX_LISTED)
-        lines.append(f"- Not excluded: labels that only some models have. They are used for all models: {listed}")
+        lines.append(
+            "- Not excluded: patients or slides with a label in only some models. This label is used for all models: "
+            f"{listed}"
+        )
     return lines
 
 

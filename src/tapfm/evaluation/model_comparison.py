@@ -46,7 +46,7 @@ class Comparison:
     excluded: Mapping[str, tuple[str, ...]]  # by model, patients and slides that other models lack
     partial_labels: tuple[str, ...]  # units and targets that have a label in only some models; all models use it
     aucs: Mapping[tuple[str, str], Estimate]  # by model and target; with several targets also "macro"
-    pairs: tuple[PairedComparison, ...]
+    pairs: tuple[PairedComparison, ...]  # of each pair and target; with several targets also "macro"
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,10 @@ def prepare_float8_model(
         if compared is None:
             continue
         change, count = compared
-        message = f"float8 changes the probabilities of slide {slide_id} ({count:,} tiles) by at most {change:.4f}"
+        message = (
+            f"float8 changes the probabilities of slide {slide_id} by at most {change:.4f} (on {count:,} of its "
+            f"{len(slide.tiles):,} tiles)"
+        )
         if change > _MAX_CHANGE:
             raise RunError(f"{message}; the limit is {_MAX_CHANGE:g}.", hint=_OTHER_PRECISION)
         return fast, f"{message}."
@@ -51,7 +54,10 @@ def prepare_float8_model(
 
 
 def _measure_change(predictor: Predictor, slide_id: str, slide: SlideTiles, workers: int) -> tuple[float, int] | None:
-    """Return the largest change of a probability between two models and the number of tiles; None if unreadable."""
+    """Return the largest change of a probability between two models, and how many tiles of the slide it is based on.
+
+    At most `COMPARED_TILES` tiles are used. Returns None if the slide cannot be read.
+    """
     count = len(slide.tiles)
     rows = np.unique(np.linspace(0, count - 1, min(COMPARED_TILES, count)).astype(np.int64))
     some = replace(slide, tiles=replace(slide.tiles, positions=slide.tiles.positions[rows]))

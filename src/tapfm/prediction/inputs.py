@@ -187,7 +187,7 @@ def find_or_create_tiles(
 
 
 def _explain_tiling_options(hint: str) -> str:
-    """Add to a hint with options of `tapfm tile`, such as --mpp, that `tapfm predict` does not have them."""
+    """If a hint has options that `tapfm predict` lacks, such as --mpp, add that they are options of `tapfm tile`."""
     if not _TILING_OPTION.search(hint):
         return hint
     return f"{hint.rstrip('.')}. These are options of tapfm tile: run it with them, then predict with --tiles."

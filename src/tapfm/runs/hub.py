@@ -1,4 +1,4 @@
-"""Push an exported encoder to the Hugging Face Hub, by default to a private repository.
+"""Push an export (encoder, aggregator, model card) to the Hugging Face Hub, by default to a private repository.
 
 The licence of the encoder must allow sharing derivatives, or its owners must have given permission.
 """

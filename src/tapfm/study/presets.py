@@ -60,7 +60,7 @@ PRESETS: dict[str, Preset] = {
         },
     ),
     "paper-table2": Preset(
-        "table 2 of the paper: one model for several targets; also ABMIL, not in the paper's table",
+        "table 2 of the paper: one model for several targets; also ABMIL and cls-gated, not in the paper's table",
         {
             "name": "One model for several targets",
             "targets": ["EGFR", "KRAS", "MET", "ALK"],

@@ -1,4 +1,4 @@
-"""index.html of a tile folder: a self-contained page with the overlays of all slides."""
+"""index.html of a tile folder: a page that shows the images in `overlays/`, with its CSS and JavaScript inline."""
 
 from __future__ import annotations
 

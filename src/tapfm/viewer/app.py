@@ -48,7 +48,10 @@ _FILE_CHANGED = (
     "The slide file has a different size or different bounds than the predicted slide. Tiles are not shown. "
     "Run tapfm predict again."
 )
-_NO_MPP = "The slide file does not contain its microns per pixel. Lengths are in pixels."
+_NO_MPP = (
+    "The microns per pixel of this slide are unknown: the values in the slide file are missing, implausible or "
+    "contradictory. Lengths are in pixels."
+)
 
 _log = logging.getLogger(__name__)
 

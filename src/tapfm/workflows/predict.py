@@ -67,9 +67,9 @@ class PredictOptions:
     compile: Compile = None
     workers: Workers = None
     allow_failures: AllowFailures = 0
-    resume: Annotated[
-        bool, Option("Resume the predictions in --out. Also to add slides, heatmaps or GeoJSON to them.")
-    ] = False
+    resume: Annotated[bool, Option("Resume the predictions in --out, or add slides, heatmaps or GeoJSON to them.")] = (
+        False
+    )
 
     @property
     def batch_size(self) -> int | None:

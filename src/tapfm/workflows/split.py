@@ -57,7 +57,7 @@ class SplitOptions:
     ] = None
     seed: Annotated[int, Option("Random seed. The same seed creates the same splits.")] = 0
     slides: SlidesFolder = None
-    force: Annotated[bool, Option("Replace splits of COHORT.csv, and overwrite SPLIT.csv.")] = False
+    force: Annotated[bool, Option("Create new splits even if COHORT.csv has splits, and overwrite SPLIT.csv.")] = False
 
     def check(self) -> None:
         """Raise InputError for options that contradict each other."""

@@ -58,7 +58,7 @@ class StudyOptions:
         Option("With --preset: table of an external cohort, which is only used for evaluation.", metavar="CSV"),
     ] = None
     external_slides: Annotated[
-        Path | None, Option("Folder of the slides of --external, if the cohort table has no paths.", metavar="DIR")
+        Path | None, Option("Folder of the slides of --external, if that table has no paths.", metavar="DIR")
     ] = None
     external_tiles: Annotated[
         Path | None,

@@ -37,8 +37,8 @@ def open_image(path: Path) -> Iterator[Image.Image]:
         if image.width * image.height > _MAX_PIXELS:
             raise UnreadableSlideError(
                 f"{path.name} has {image.width:,} x {image.height:,} pixels, too many for a plain image.",
-                hint="Save a tissue mask at a lower resolution. Convert a slide to a pyramidal TIFF: "
-                f"vips tiffsave {path.name} {path.stem}.tiff --tile --pyramid --compression jpeg",
+                hint="If it is a tissue mask, save it at a lower resolution. If it is a slide, convert it to a "
+                f"pyramidal TIFF: vips tiffsave {path.name} {path.stem}.tiff --tile --pyramid --compression jpeg",
             )
         try:
             yield image

@@ -1,4 +1,4 @@
-"""Reader for the formats of OpenSlide: NDPI, MRXS, SCN, BIF, VMS, DICOM, Philips TIFF; fallback for SVS and TIFF."""
+"""Reader for the formats of OpenSlide, such as NDPI, MRXS, DICOM and CZI; fallback for SVS and TIFF."""
 
 from __future__ import annotations
 
