@@ -6,8 +6,8 @@
     python benchmarks/gpu.py --json out/gpu.json
 
 Prints Markdown. Weights and tiles are random; tiles are in pinned host memory. A memory limit is set with
-torch.cuda.set_per_process_memory_fraction. Times are of a loop of steps with both optimisers, with one synchronisation
-at the end.
+torch.cuda.set_per_process_memory_fraction. Step times are of a loop of steps with both optimisers, with one
+synchronisation at the end. Encoding times are the median of seven runs.
 """
 
 from __future__ import annotations

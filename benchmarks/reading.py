@@ -6,9 +6,10 @@
 
 Writes a synthetic slide with the colours and the entropy of a stained section, many times larger than the caches, as
 tiled JPEG with Aperio's header. Reads tiles of 224 px at 0.5 microns per pixel from it, as a 20x slide (224 px at level
-0) and as a 40x slide (448 px at level 0, resized), in grid order and in random order. Then reads all tiles of 224 px,
-and of 448 px resized to 224, of every .svs and .tiff file in `--slides` that tapfm's TIFF reader supports (default:
-../shared/data/slides, next to the checkout). If such a slide fits into the caches, use a smaller `--cache-mib`.
+0) and as a 40x slide (448 px at level 0, resized), in grid order and in random order. Then reads tiles of 224 px, and
+of 448 px resized to 224, from every .svs, .tif and .tiff file in `--slides` that all readers can open (default:
+../shared/data/slides, next to the checkout). Reads at most 2,000 tiles for each row. If a real slide fits into the
+caches, use a smaller `--cache-mib`.
 
 tiffslide is optional and skipped if it is missing: pip install 'tapfm[bench]'. It has no cache of decoded tiles: the
 32 MiB are for OpenSlide and tapfm. It returns arrays and decodes on the same core.

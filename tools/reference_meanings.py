@@ -451,7 +451,7 @@ FORMATS: dict[str, list[Format]] = {
             "One row per slide and target: the columns of every table of predictions, and the call.",
             {
                 "threshold": "threshold of the probability, chosen on validation slides; empty if there are none",
-                "call": "1 if the probability reaches the threshold, otherwise 0",
+                "call": "1 if the probability reaches the threshold, otherwise 0; empty without a threshold",
             },
         ),
         Format(
@@ -471,7 +471,8 @@ FORMATS: dict[str, list[Format]] = {
                 "targets.TARGET.logit": "output of the model, before the sigmoid",
                 "targets.TARGET.probability": "sigmoid of the logit",
                 "targets.TARGET.threshold": "threshold of the probability; null if there are no validation slides",
-                "targets.TARGET.call": "1 if the probability reaches the threshold, otherwise 0",
+                "targets.TARGET.call": "1 if the probability reaches the threshold, otherwise 0; null without "
+                "a threshold",
                 "targets.TARGET.label": "label from the table, or null",
                 "targets.TARGET.constant": "logit = constant + sum of contributions; null if the model has no "
                 "contributions",

@@ -95,7 +95,7 @@ def test_slide_without_colours_is_excluded_and_noted():
     del known[colours_key(evaluated[2])]
     baseline = predict_baseline(BaselineSlides(training, (), evaluated), target_kinds(["FGFR3"]), known)
     assert [each.slide_id for each in baseline.predictions] == ["s10", "s11", "s13"]
-    assert "It excludes 1 slide that could not be read" in baseline.note
+    assert "It excludes 1 slide without readable tiles" in baseline.note
 
 
 def test_no_baseline_with_too_few_training_slides():

@@ -1,6 +1,5 @@
 """`tapfm evaluate` on a run's own cohort."""
 
-import csv
 import json
 import re
 import shutil
@@ -14,6 +13,7 @@ from training_workspace import case_id, edit_csv, run_train
 
 import tapfm as tapfm_package
 from tapfm.baselines import slide_colours
+from tapfm.baselines.slide_colours import load_or_create_colour_table
 from tapfm.evaluation.metric_values import choose_thresholds
 from tapfm.evaluation.predictions import compute_scores, read_predictions
 from tapfm.runs.folder import RunFolder
@@ -384,15 +384,20 @@ def test_colours_are_read_once_and_reused(run, tmp_path, monkeypatch):
     assert (tmp_path / "a" / "metrics.csv").read_bytes() == (tmp_path / "b" / "metrics.csv").read_bytes()
 
 
-def test_truncated_colour_table_is_completed(run, tmp_path):
+@pytest.mark.parametrize("kept", ["S", "slide,1", "all but the last digit", "all but the line break", "header"])
+def test_truncated_colour_table_is_completed(run, tmp_path, kept):
     shared = tmp_path / "colours.csv"
     assert evaluate(run, tmp_path / "a", "--colours", shared).returncode == 0
-    before = {row["slide_id"]: row for row in read_rows(shared)}
-    shared.write_text(shared.read_text()[:-30])
-    assert evaluate(run, tmp_path / "b", "--colours", shared).returncode == 0
-    with shared.open(newline="") as file:
-        whole = {row["slide_id"]: row for row in csv.DictReader(file) if row["blue_percentile_95"]}
-    assert whole == before
+    text = shared.read_text()
+    before = load_or_create_colour_table(shared)
+    assert len(before) == 10
+    *rows, last = text.splitlines()
+    last = {"all but the last digit": last[:-1], "all but the line break": last}.get(kept, kept)
+    shared.write_text(rows[0] if kept == "header" else "\n".join([*rows, last]))
+    for folder in ("b", "c"):  # the second evaluation reads the completed table
+        assert evaluate(run, tmp_path / folder, "--colours", shared).returncode == 0
+        assert load_or_create_colour_table(shared) == before
+        assert (tmp_path / folder / "metrics.csv").read_bytes() == (tmp_path / "a" / "metrics.csv").read_bytes()
 
 
 def test_other_files_are_rejected_as_colour_table(run, tmp_path):

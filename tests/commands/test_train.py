@@ -200,7 +200,7 @@ def test_validation_split_with_one_class_selects_by_loss(workspace_copy):
     edit_csv(workspace_copy / "cohort.csv", lambda rows: rows[5].update(FGFR3="0"))
     result = run_train(workspace_copy)
     assert result.returncode == 0, result.output
-    assert "FGFR3: the validation slides have only one class" in result.output
+    assert "FGFR3: the validation slides do not have both classes" in result.output
     assert "lowest validation loss" in result.output
     assert "by validation loss" in (workspace_copy / "run" / "summary.md").read_text()
     assert "</sup> no positive slide among 2" in (workspace_copy / "run" / "summary.md").read_text()

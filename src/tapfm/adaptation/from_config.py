@@ -126,7 +126,7 @@ def planner_arguments(config: RunConfig) -> dict[str, Any]:
 def _check_stored_features(config: RunConfig, data: RunData) -> FeatureMetadata:
     """Return the metadata of the feature files.
 
-    Raises `InputError` if the files differ in encoder, weights, precision or feature size, if they were created with
+    Raises `InputError` if the files differ in encoder, weights, precision or feature size, if tapfm created them with
     another encoder than the configured one, or if they lack what the aggregator needs.
     """
     slides_by_source: dict[tuple[object, ...], list[RunSlide]] = {}

@@ -83,7 +83,9 @@ def plan_memory(config: RunConfig, *, gpu_memory: Sequence[float], tiles: int | 
         gpus=tuple(gpus),
         plans=plans,
         alternatives=tuple(_plan_alternatives(config, count, gpus[0])) if single else (),
-        note="" if detected is not None or gpu_memory else "No GPU found: `tapfm train` would use the CPU.",
+        note=""
+        if detected is not None or gpu_memory
+        else 'No GPU found, or machine.device is "cpu", so `tapfm train` would not use a GPU.',
     )
 
 

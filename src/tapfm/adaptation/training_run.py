@@ -253,7 +253,7 @@ def _print_start(config: RunConfig, data: RunData, device: torch.device, learner
         lines.append("There are no validation slides, so the last epoch will be used.")
     elif one_class_targets := [target for target in data.targets if not _has_both_classes(data, target)]:
         lines.append(
-            f"No validation AUC for {', '.join(one_class_targets)}: the validation slides have only one class."
+            f"No validation AUC for {', '.join(one_class_targets)}: the validation slides do not have both classes."
         )
         if len(one_class_targets) == len(data.targets):
             lines.append("The epoch with the lowest validation loss will be used.")

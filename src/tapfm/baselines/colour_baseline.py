@@ -92,7 +92,7 @@ def predict_baseline(slides: BaselineSlides, targets: TargetKinds, colours: Colo
         inputs = "only the number of tiles; colours need tiles and slide files of training and evaluated slides"
     note = f"The {BASELINE} uses {inputs}. It was fitted to {format_count(len(training), 'training slide')}."
     if unreadable := len(slides.evaluated) - len(evaluated):
-        note += f" It excludes {format_count(unreadable, 'slide')} that could not be read."
+        note += f" It excludes {format_count(unreadable, 'slide')} without readable tiles."
     return BaselinePredictions(tuple(_predict_slides(evaluated, fits)), tuple(_predict_slides(validation, fits)), note)
 
 

@@ -74,34 +74,39 @@ def _build_tile_request(key: str, slide: RunSlide) -> TileRequest:
 
 
 def _read_colour_table(table: Path) -> dict[str, Sequence[float]]:
-    """Return the statistics in the table; truncated rows are ignored."""
+    """Return the statistics in the table, without truncated rows. A last row without a line break is truncated."""
     if not table.exists():
         return {}
     try:
-        header, *lines = table.read_text("utf-8").splitlines() or [""]
+        header, *lines = table.read_text("utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{table} cannot be read ({error}).", hint="Choose another file with --colours.") from error
     if header and header.split(",") != list(_COLUMNS):
         raise InputError(f"{table} is not a table of colour statistics.", hint="Choose another file with --colours.")
     statistics_by_key: dict[str, Sequence[float]] = {}
-    for line in csv.reader(line for line in lines if line):
+    for row in csv.reader(lines[:-1]):
         try:
-            statistics_by_key[line[1]] = [float(text) for text in line[2:]] if len(line) == len(_COLUMNS) else []
+            _, key, *statistics = row
+            if len(row) == len(_COLUMNS):
+                statistics_by_key[key] = [float(text) for text in statistics]
         except ValueError:
             continue
-    return {key: statistics for key, statistics in statistics_by_key.items() if statistics}
+    return statistics_by_key
 
 
 def load_or_create_colour_table(table: Path) -> dict[str, Sequence[float]]:
-    """Return the statistics in the table; create the table with its header if it does not exist."""
+    """Return the statistics in the table. Creates the table if it does not exist, and ends a truncated last row."""
     statistics_by_key = _read_colour_table(table)
-    if not table.exists() or not table.stat().st_size:
-        _append_text(table, ",".join(_COLUMNS))
+    content = table.read_bytes() if table.exists() else b""
+    if not content:
+        _append_text(table, ",".join(_COLUMNS) + "\n")
+    elif not content.endswith(b"\n"):  # the additional cell marks the row as invalid
+        _append_text(table, ",truncated\n" if b"\n" in content else "\n")
     return statistics_by_key
 
 
 def _append_row(table: Path, fields: Sequence[str]) -> None:
-    _append_text(table, "\n" + csv_line(fields))  # starts with a line break: the row before may be truncated
+    _append_text(table, csv_line(fields) + "\n")
 
 
 def _append_text(table: Path, text: str) -> None:

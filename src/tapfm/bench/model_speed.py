@@ -60,7 +60,7 @@ class StepSpeed:
 
 
 def measure_encoding(setup: BenchSetup, matrix_tflops: float, *, budget_s: float) -> EncodingSpeed:
-    """Measure encoding with a number of tiles that takes about a second."""
+    """Measure encoding with the number of tiles that takes about a second, limited to `_MAX_ENCODED_TILES`."""
     gflop = count_forward_gflop(setup.card)
     tiles_in_a_second = int(_EFFICIENCY * matrix_tflops * 1e3 / gflop)
     tiles = min(max(tiles_in_a_second, 1), _MAX_ENCODED_TILES)

@@ -51,7 +51,9 @@ class TilesSection(SettingsModel):
 
     folder: Path | None = setting("output folder of `tapfm tile`, TRIDENT or CLAM", default=None, examples=["tiles"])
     features: Path | None = setting(
-        'output folder of `tapfm embed`; only for method = "fixed"', default=None, examples=["features"]
+        'folder of features from `tapfm embed`, TRIDENT, CLAM or STAMP; only for method = "fixed"',
+        default=None,
+        examples=["features"],
     )
 
 

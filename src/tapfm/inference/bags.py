@@ -27,7 +27,7 @@ from tapfm.tiles.sampling import sample_tiles
 from tapfm.tiles.store import TileSet
 from tapfm.tiles.stream import TileStream
 
-_PART_TILES = 256  # tiles of a slide that are in memory at a time during inference
+_PART_TILES = 256  # maximum number of tiles in a part of a bag during inference
 PREFETCH_BYTES = 2**30  # of prefetched pixels, or of cached features
 _MAX_UNREADABLE = 0.05  # fraction of a slide's tiles that may be unreadable before the slide fails
 

@@ -314,7 +314,8 @@ def _check_patient_overlap(
 def read_run_slides(member: ModelMember) -> list[RunSlide]:
     """Return the slides in the split.csv of a run, with tiles and features as far as the files still exist.
 
-    The list is empty for an export, or if the cohort table cannot be read.
+    Slides that are no longer in the cohort table are omitted. The list is empty for an export, or if the cohort table
+    cannot be read.
     """
     config = member.config
     if config is None:

@@ -81,8 +81,9 @@ def _clip_to_level(start: float, end: float, length_px: int) -> tuple[float, flo
 def _resize(pixels: Pixels, box: tuple[float, float, float, float], width_px: int, height_px: int) -> Pixels:
     """Resize the part `box` = (left, top, right, bottom) of an image, with antialiasing.
 
-    An integer ratio averages blocks of pixels. Other reductions use Pillow's Hamming filter, which is close to that
-    average and smooth at its edges. Enlargements use Pillow's bicubic filter.
+    If the box is the whole image and both sides are divided by the same integer, blocks of pixels are averaged. Other
+    reductions use Pillow's Hamming filter, a similar average whose weights fall smoothly to zero. Enlargements use
+    Pillow's bicubic filter.
     """
     full_height_px, full_width_px = pixels.shape[:2]
     left, top, right, bottom = box

@@ -43,7 +43,8 @@ class Level:
     def from_sizes(cls, width_px: int, height_px: int, width_px0: int, height_px0: int) -> Level:
         """Compute the downsamples from the sizes of this level and of level 0.
 
-        Both are the same integer if the rounded sizes match it; otherwise they are the exact ratios.
+        If dividing both sides of level 0 by one integer gives this level's size, up to rounding, both downsamples are
+        that integer. Otherwise they are the exact ratios.
         """
         for factor in (round(width_px0 / width_px), round(height_px0 / height_px)):
             if abs(width_px0 / factor - width_px) < 1 and abs(height_px0 / factor - height_px) < 1:

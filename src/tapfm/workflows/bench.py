@@ -33,7 +33,9 @@ class BenchOptions:
     encoder: Annotated[
         str | None,
         Option(
-            "Encoder to measure, from `tapfm encoders`.", metavar="NAME", show_default="uni; without a GPU tapfm-pocket"
+            "Encoder to measure, from `tapfm encoders`.",
+            metavar="NAME",
+            show_default="as in RUN.toml, else uni on a GPU, tapfm-pocket on a CPU",
         ),
     ] = None
     cohort: Annotated[

@@ -59,7 +59,7 @@ class LevelSegments:
 
 
 def _open_tiff(path: Path) -> Any:
-    """Open a file with tifffile, with its log messages about metadata disabled."""
+    """Open a file with tifffile. Disables all log messages of tifffile below CRITICAL, until the process ends."""
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)
     return tifffile.TiffFile(path)
 
