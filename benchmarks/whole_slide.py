@@ -88,7 +88,7 @@ def write_slide(path: Path, section: Pixels, mpp: float, side_px0: int, copies: 
 
 
 def render_tiles(section: Pixels, positions: list[tuple[int, int]], side_px: int) -> Iterator[Pixels]:
-    """Yield the tiles of a level, row by row."""
+    """Yield the tiles of a level with copies of the section at these positions, row by row."""
     height, width = section.shape[:2]
     for y in range(0, side_px, TILE_PX):
         in_this_row = [(left, top) for left, top in positions if top - TILE_PX < y < top + height]

@@ -113,7 +113,7 @@ def random_crop(images: Tensor, side_px: int, min_area: float | None = None) -> 
 
 
 def augment_stain(images: Tensor) -> Tensor:
-    """Change stain, brightness and sharpness of each image at random."""
+    """Change stain and brightness of each image at random, and blur the first fifth of the images."""
     count, device = len(images), images.device
     density = -images.clamp(min=1 / 255).log()
     strength = sample_uniform(count, -0.35, 0.35, device).exp()[..., 0]

@@ -203,6 +203,18 @@ def test_hint_for_a_cohort_without_tiles_contains_the_command(bench_workspace, t
     assert f"--slides {bench_workspace} --out {tmp_path}" in caught.value.hint
 
 
+def test_slides_without_a_split_are_not_counted_if_others_have_one(bench_workspace, tmp_path):
+    first, second, *_ = read_rows(bench_workspace / "cohort.csv")
+    table = tmp_path / "cohort.csv"
+    lines = [f"{row['slide_id']},{bench_workspace / row['path']}" for row in (first, second)]
+    table.write_text(f"slide_id,path,split\n{lines[0]},train\n{lines[1]},\n")
+    slides = slides_from_cohort(table, bench_workspace / "tiles")
+    assert (slides.count, slides.slides_without_tiles) == (1, 0)
+    table.write_text(f"slide_id,path,split\nother,{bench_workspace / '0.svs'},train\n{lines[1]},\n")
+    with pytest.raises(CohortError, match="tapfm tile"):
+        slides_from_cohort(table, bench_workspace / "tiles")
+
+
 def test_slides_to_read_are_spread_over_the_table():
     assert select_evenly(list("abcdefg")) == ("a", "d", "g")
     assert select_evenly(list("ab")) == ("a", "b")

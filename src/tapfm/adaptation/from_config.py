@@ -33,7 +33,7 @@ _SAVED_FLOATS = 24  # approximate number of values that a block saves for each v
 
 
 class BuiltLearner(NamedTuple):
-    """A learner, the SHA-256 of its encoder's weights if known, and its step plan on a GPU."""
+    """A learner, the SHA-256 of its encoder's weights if known, and the step plan if a GPU trains the encoder."""
 
     learner: Learner
     weights_sha256: str | None
@@ -96,7 +96,7 @@ def _training_precision(config: RunConfig, device: torch.device) -> Precision:
 
 
 def _make_plan(config: RunConfig, data: RunData, encoder: VitEncoder, device: torch.device) -> StepPlan:
-    """Plan the step for the largest slide, with the free GPU memory or `machine.gpu_memory_gib`."""
+    """Plan the step for the largest slide, with the free GPU memory, but at most `machine.gpu_memory_gib`."""
     free_bytes, _ = torch.cuda.mem_get_info(device)
     if (limit_gib := config.machine.gpu_memory_gib) is not None:
         free_bytes = min(free_bytes, int(limit_gib * 2**30))

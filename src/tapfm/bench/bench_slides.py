@@ -72,10 +72,15 @@ def slides_from_run(config: RunConfig) -> BenchSlides:
 
 
 def slides_from_cohort(table: Path, tiles: Path, slides_folder: Path | None = None) -> BenchSlides:
-    """Return the slides of a cohort table that have tiles. Without a split column, the paper's fractions are used."""
+    """Return the slides of a cohort table that have tiles.
+
+    If any slide has a split, slides without one are not counted. If none has, the paper's fractions are used.
+    """
     cohort = read_cohort(table, slides_folder)
+    splits = read_splits(cohort) if any(row.split for row in cohort.rows) else None
+    rows = [row for row in cohort.rows if splits is None or row.slide_id in splits]
     files: dict[str, SlideFile] = {}
-    for row in cohort.rows:
+    for row in rows:
         try:
             files[row.slide_id] = SlideFile(row.path, read_slide_tiles(tiles, row.slide_id))
         except TapfmError:
@@ -83,16 +88,15 @@ def slides_from_cohort(table: Path, tiles: Path, slides_folder: Path | None = No
     if not files:
         slides_option: tuple[str | Path, ...] = () if slides_folder is None else ("--slides", slides_folder)
         raise CohortError(
-            f"No slide of {table} has tiles in {tiles}.",
+            f"No slide {'with a split ' if splits is not None else ''}in {table} has tiles in {tiles}.",
             hint=f"To create them: {format_command('tile', table, *slides_option, '--out', tiles)}",
         )
-    if any(row.split for row in cohort.rows):
-        splits = read_splits(cohort)
-        slide_tiles = [(splits[name], len(file.tiles)) for name, file in files.items() if name in splits]
-    else:
+    if splits is None:
         slide_tiles = _assign_splits([len(file.tiles) for file in files.values()])
+    else:
+        slide_tiles = [(splits[name], len(file.tiles)) for name, file in files.items()]
     return BenchSlides(
-        "cohort", _group_by_split(slide_tiles), _select_evenly(list(files.values())), len(cohort.rows) - len(files)
+        "cohort", _group_by_split(slide_tiles), _select_evenly(list(files.values())), len(rows) - len(files)
     )
 
 

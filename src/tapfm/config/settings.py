@@ -159,8 +159,8 @@ class OptimiserSection(SettingsModel):
     clip_norm: NotNegative = setting("maximum gradient norm of each optimiser; 0: no clipping", default=0.0)
     slides_per_step: Count = setting("slides per optimiser step (gradient accumulation)", default=1)
     moments: Literal["auto", "float32", "bfloat16", "int8"] = setting(
-        "dtype of the AdamW moments of the encoder; auto: float32, in GPU or CPU memory, or a smaller one if float32 "
-        "does not fit or would be much slower",
+        "dtype of the AdamW moments of the encoder; auto: float32 (in GPU or CPU memory), but bfloat16 or int8 if "
+        "float32 does not fit or would be much slower",
         default="auto",
     )
 

@@ -29,7 +29,9 @@ _VALID_FOLDER_NAME = re.compile(r"[\w][\w .,+=:-]*")  # of a study or a variant;
 class SlidesSection(SettingsModel):
     """A cohort: slides, labels and tiles."""
 
-    table: Path = setting("cohort table with slides, patients and labels, as written by `tapfm split`")
+    table: Path = setting(
+        "cohort table with slides, patients and labels; for [cohort] also with splits, which `tapfm split` adds"
+    )
     slides: Path | None = setting(
         "folder of the slide files, if the cohort table has no paths or the files were moved", default=None
     )

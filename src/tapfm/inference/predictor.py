@@ -182,7 +182,7 @@ class Predictor:
         )
 
     def predict_logits(self, slide_id: str, slide: EncodedSlide) -> dict[str, float]:
-        """Return the logits of a slide by target; an ensemble averages probabilities. Raises NonFiniteError."""
+        """Return the logits of a slide by target; for an ensemble, of the mean probabilities. Raises NonFiniteError."""
         by_model = [self._read_logits(slide_id, output) for output, _ in self._aggregate(slide)]
         return self._combine_logits(by_model)
 

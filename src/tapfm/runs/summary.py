@@ -117,9 +117,9 @@ def _training_lines(config: RunConfig, progress: RunProgress) -> list[str]:
         scope, encoder_lr = config.adaptation.scope, config.optimiser.encoder_lr
         settings = f"scope `{scope}`, learning rate {encoder_lr:g} (encoder), {settings}"
     return [
-        f"{format_count(len(history), 'epoch')}, {format_count(progress.step, 'step')}, {tiles:,} training tiles; "
-        f"{format_duration(seconds)} including validation, {waited:.0%} of it spent waiting for tiles; peak memory "
-        f"{peak:.1f} GiB.{early_stop}",
+        f"{format_count(len(history), 'epoch')}, {format_count(progress.step, 'training slide')} and {tiles:,} "
+        f"training tiles (summed over epochs); {format_duration(seconds)} including validation, {waited:.0%} of it "
+        f"spent waiting for tiles; peak memory {peak:.1f} GiB.{early_stop}",
         "",
         f"Recipe `{config.recipe}`, seed {config.seed}, {settings}.",
     ]

@@ -17,7 +17,7 @@ Pixels = NDArray[np.uint8]  # (height, width, 3), RGB
 Colour = tuple[int, int, int]
 
 WHITE: Colour = (255, 255, 255)
-DAMAGED_FILE_HINT = "The file is damaged. Copy it again from the scanner."
+DAMAGED_FILE_HINT = "The file may be damaged. Copy it again from its original."
 CACHE_BYTES = 32 * 2**20  # decoded pixels per open slide; the default of OpenSlide
 
 

@@ -81,8 +81,8 @@ PRESETS: dict[str, Preset] = {
         _ablation_study(
             "Weight of the attention loss",
             _vary_setting("lambda", {f"lambda {value:g}": value for value in (0.25, 0.5, 0.75, 1.0)}),
-            "Results in the paper for lambda 0.25, 0.5, 0.75 and 1 (H-optimus-0, FGFR3): b = -0.0701, -0.0718, "
-            "-0.0706, -0.0810; R² = 0.9737, 0.9808, 0.9765, 0.9693.",
+            "Fit of log L = a + b k in the paper, where L is the training loss in epoch k, for lambda 0.25, 0.5, 0.75 "
+            "and 1 (H-optimus-0, FGFR3): b = -0.0701, -0.0718, -0.0706, -0.0810; R² = 0.9737, 0.9808, 0.9765, 0.9693.",
         ),
         _MINI_ABLATION,
     ),
@@ -91,8 +91,9 @@ PRESETS: dict[str, Preset] = {
         _ablation_study(
             "Tiles per slide and step",
             _vary_setting("tiles_per_slide", {f"{count} tiles": count for count in (25, 50, 75)}),
-            "Results in the paper for 25, 50 and 75 tiles (H-optimus-0, FGFR3): b = -0.0532, -0.0569, -0.0725; "
-            "R² = 0.9731, 0.9811, 0.9752; validation AUC 0.8527, 0.8764, 0.8960.",
+            "Fit of log L = a + b k in the paper, where L is the training loss in epoch k, for 25, 50 and 75 tiles "
+            "(H-optimus-0, FGFR3): b = -0.0532, -0.0569, -0.0725; R² = 0.9731, 0.9811, 0.9752. Validation AUC: 0.8527, "
+            "0.8764, 0.8960.",
         ),
         {
             "settings": _MINI_FIT,

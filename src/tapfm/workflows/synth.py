@@ -39,7 +39,7 @@ class SynthOptions:
     prevalence: Annotated[
         tuple[str, ...],
         Option(
-            "Fraction of positive slides, from 0 to 1, for all targets or for one. Repeatable.",
+            "Fraction of positive slides, larger than 0 and smaller than 1, for all targets or for one. Repeatable.",
             metavar="P|TARGET=P",
             show_default="as in the paper",
         ),

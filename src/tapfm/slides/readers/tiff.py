@@ -1,7 +1,7 @@
 """Reader for TIFF, SVS and OME-TIFF: several times faster than OpenSlide, with the same pixels.
 
 imagecodecs decodes the segments (tiles or strips) of the file, and an LRU cache holds the decoded ones. Files that are
-not fully supported raise `UnsupportedTiffError`; OpenSlide reads those.
+not fully supported raise `UnsupportedTiffError`; `open_slide` then uses OpenSlide, except for OME-TIFF.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Read the structure of a TIFF, SVS or OME-TIFF with tifffile: levels, offsets of their tiles, metadata; no pixels.
 
-Files that `TiffSlide` might not decode correctly raise `UnsupportedTiffError`; OpenSlide opens those.
+Files that `TiffSlide` might not decode correctly raise `UnsupportedTiffError`; `open_slide` then uses OpenSlide, except
+for OME-TIFF.
 """
 
 from __future__ import annotations
