@@ -429,9 +429,11 @@ FORMATS: dict[str, list[Format]] = {
         Format(
             "compared/excluded.csv",
             "excluded.csv",
-            "One row per patient that one model has and another lacks. These patients are excluded from the "
-            "comparison.",
-            {"model": "model whose predictions include the patient", "patient": "id of the patient"},
+            "One row per patient or slide that one model has and another lacks. They are excluded from the comparison.",
+            {
+                "model": "model whose predictions include the patient or slide",
+                "patient": "patient id; `PATIENT (slide SLIDE)` if other slides of the patient are compared",
+            },
         ),
     ],
     "A prediction": [
@@ -732,7 +734,7 @@ OTHER_FILES: Meanings = {
     "study/curves.png": "study: validation AUC and training loss of all models by epoch",
     "study/ablation-*.png": "ablation study: training losses, and their logarithms with the fitted lines",
     "synthetic/README.md": "synthetic cohort: description",
-    "synthetic/contact-sheet.jpg": "synthetic cohort: contact sheet of all slides",
+    "synthetic/contact-sheet.jpg": "synthetic cohort: thumbnails of up to 40 slides",
     "synthetic/slides/ID.svs": "synthetic cohort: the slides",
     "synthetic/external/ID.svs": "synthetic cohort: the slides of the external cohort",
     "synthetic/truth/ID.png": "synthetic cohort: ground truth of compartments and foci, 1 micron per pixel",

@@ -371,7 +371,7 @@ def test_two_commands_in_one_folder_are_an_error(make_cohort, tapfm):
     with lock_folder(out, "tapfm embed"):
         second = tapfm("embed", cohort, *POCKET, "--tiles", tiles, "--out", out)
     assert second.returncode == 2
-    assert "Another tapfm embed is running" in second.stderr
+    assert "Another tapfm command is running" in second.stderr
 
 
 def test_unwritable_feature_file_is_an_error(make_cohort, pocket):

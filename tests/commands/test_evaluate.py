@@ -384,7 +384,7 @@ def test_colours_are_read_once_and_reused(run, tmp_path, monkeypatch):
     assert (tmp_path / "a" / "metrics.csv").read_bytes() == (tmp_path / "b" / "metrics.csv").read_bytes()
 
 
-@pytest.mark.parametrize("kept", ["S", "slide,1", "all but the last digit", "all but the line break", "header"])
+@pytest.mark.parametrize("kept", ["S", '"S', "slide,1", "all but the last digit", "all but the line break", "header"])
 def test_truncated_colour_table_is_completed(run, tmp_path, kept):
     shared = tmp_path / "colours.csv"
     assert evaluate(run, tmp_path / "a", "--colours", shared).returncode == 0

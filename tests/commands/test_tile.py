@@ -342,7 +342,8 @@ def test_tile_files_of_another_tool_are_not_overwritten(tmp_path):
     for name in ("case-0.h5", "case-1.h5"):
         with h5py.File(out / "patches" / name, "w") as file:
             coords = file.create_dataset("coords", data=np.zeros((3, 2), int))
-            coords.attrs.update({"patch_size": 256, "patch_level": 0, "name": name.removesuffix(".h5")})
+            if name == "case-0.h5":
+                coords.attrs.update({"patch_size": 256, "patch_level": 0, "name": "case-0"})
     before = read_tile_files(out)
     rejected = tapfm("tile", cohort, "--out", out, "--layout", "clam")
     assert rejected.returncode == 2

@@ -87,7 +87,7 @@ def test_two_commands_in_one_folder_are_rejected(tmp_path):
     with lock_folder(out, "tapfm tile"):
         second = tapfm("tile", cohort, "--out", out)
     assert second.returncode == 2
-    assert "Another tapfm tile is running" in second.stderr
+    assert "Another tapfm command is running" in second.stderr
     assert tapfm("tile", cohort, "--out", out).returncode == 0
 
 

@@ -170,7 +170,7 @@ def test_run_folder_is_locked_while_in_use(workspace, tmp_path):
     process.kill()
     process.communicate()
     assert result.returncode == 2
-    assert "Another tapfm train is running" in result.stderr
+    assert "Another tapfm command is running" in result.stderr
 
 
 def test_repaired_slide_is_used_after_resume(workspace_copy):

@@ -33,6 +33,8 @@ def test_without_a_port_the_next_free_port_is_used(monkeypatch):
 def test_an_address_of_another_machine_is_an_error():
     with pytest.raises(InputError, match=r"absent\.invalid"):
         open_socket("absent.invalid", 0)
+    with pytest.raises(InputError, match=r"two\.\.dots"):
+        open_socket("two..dots", 0)
     with pytest.raises(InputError, match=r"192\.0\.2\.1"):
         open_socket("192.0.2.1", 0)  # reserved for documentation
 

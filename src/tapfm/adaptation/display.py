@@ -53,7 +53,9 @@ class TrainingDisplay:
         self._done += 1
         sums = progress.sums
         loss = f"L_agg {sums.sums['loss_agg'] / sums.slides:.3f}, " if sums.slides else ""
-        note = f"{loss}{sums.tiles_per_second:,.0f} tiles/s, waiting for data {sums.data_wait_fraction:.0%}"
+        # validation tiles are only counted at the end of a pass
+        speed = f"{sums.tiles_per_second:,.0f} tiles/s, " if self._phase == "train" else ""
+        note = f"{loss}{speed}waiting for data {sums.data_wait_fraction:.0%}"
         if progress.failed:
             note += f", {len(progress.failed)} failed"
         self._progress.update(self._pass, advance=1, note=note)

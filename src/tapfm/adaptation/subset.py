@@ -77,7 +77,8 @@ def _standard_deviation(values: Tensor) -> Tensor:
 def inclusion_probabilities(importance: FloatArray, count: int) -> FloatArray:
     """Return probabilities proportional to importance, at most 1 each, that sum to `count`.
 
-    A tile whose probability would exceed 1 is always included; the others share the rest.
+    A tile whose probability would exceed 1 is always included; the others share the rest. If some tiles, but fewer than
+    `count`, have an importance above 0, the sum is their number.
     """
     # Without usable gradients all tiles are equally likely. A step that is not finite changes nothing anyway.
     if not (np.isfinite(importance).all() and importance.any()):

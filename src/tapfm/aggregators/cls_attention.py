@@ -44,7 +44,7 @@ def check_tau(tau: float) -> None:
 
 
 class ClsAttention(nn.Module):
-    """Z = sum_i a_i z_i (eq. 2), logits = W Z + b (eq. 3)."""
+    """Weight tiles by the CLS attention of the encoder: Z = sum_i a_i z_i (eq. 2), logits = W Z + b (eq. 3)."""
 
     def __init__(self, feature_size: int, targets: int = 1, *, tau: float = 1.0, layer_norm: bool = False) -> None:
         super().__init__()

@@ -84,8 +84,9 @@ def _read_colour_table(table: Path) -> dict[str, Sequence[float]]:
     if header and header.split(",") != list(_COLUMNS):
         raise InputError(f"{table} is not a table of colour statistics.", hint="Choose another file with --colours.")
     statistics_by_key: dict[str, Sequence[float]] = {}
-    for row in csv.reader(lines[:-1]):
+    for line in lines[:-1]:
         try:
+            row = next(csv.reader([line]))  # one line at a time: a truncated row may end in an open quote
             _, key, *statistics = row
             if len(row) == len(_COLUMNS):
                 statistics_by_key[key] = [float(text) for text in statistics]
@@ -95,7 +96,7 @@ def _read_colour_table(table: Path) -> dict[str, Sequence[float]]:
 
 
 def load_or_create_colour_table(table: Path) -> dict[str, Sequence[float]]:
-    """Return the statistics in the table. Creates the table if it does not exist, and ends a truncated last row."""
+    """Return the statistics in the table. Creates a missing table, and adds a line break to a truncated last row."""
     statistics_by_key = _read_colour_table(table)
     content = table.read_bytes() if table.exists() else b""
     if not content:

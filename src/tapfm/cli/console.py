@@ -39,7 +39,7 @@ def print_json(data: Any) -> None:
 
 
 def print_failures(console: Console, failed: Sequence[tuple[str, str]], table: Path) -> None:
-    """Print the number of failed slides and each distinct hint. Prints nothing if no slide failed.
+    """Print the number of failed slides and up to _MAX_HINTS distinct hints. Prints nothing if no slide failed.
 
     failed: pairs of slide_id and hint.
     table: the file with all failures.

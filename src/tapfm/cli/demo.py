@@ -43,7 +43,7 @@ def demo(options: workflow.DemoOptions, context: typer.Context) -> None:
 
     \b
     Output files:
-      report.html               report with all results
+      report.html               report on the study and the predictions
       attention-check.png       planted signal, attention before and after
       predictions/              predictions and heatmaps
       study/                    runs, evaluations and tables
@@ -95,7 +95,7 @@ def _print_results(size: DemoSize, results: DemoResults, console: Console) -> No
     _print_with_comments(
         console,
         {
-            str(folder.report): "all results on one page; open it in a browser",
+            str(folder.report): "study and predictions on one page; open it in a browser",
             str(folder.attention_check_image): "one slide with the planted signal and heatmaps",
             str(folder.predictions("external") / "per-slide"): "heatmaps and most influential tiles by slide",
             str(folder.study / "study.md"): "tables of the study; also as .csv and .tex in the same folder",

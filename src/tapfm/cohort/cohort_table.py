@@ -83,7 +83,7 @@ class Cohort:
 
 
 class SlideFinder:
-    """Finds slides below a folder by file name or id, for tables without paths. Searches on first use.
+    """Finds slides below a folder by file name or id. Searches on first use.
 
     explicit: whether the user passed the folder with --slides.
     """

@@ -183,7 +183,7 @@ def check_fractions(fractions: tuple[float, float, float]) -> None:
     if not in_range or not abs(sum(fractions) - 1) <= 1e-6:
         raise SettingError(
             f"The fractions {' '.join(f'{each:g}' for each in fractions)} are not valid.",
-            hint="Pass training (above 0), validation and test; they must add up to 1: --fractions 0.8 0.1 0.1",
+            hint="Pass fractions of training (above 0), validation and test that add up to 1: --fractions 0.8 0.1 0.1",
         )
 
 

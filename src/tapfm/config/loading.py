@@ -78,7 +78,7 @@ def _apply_overrides(tables: dict[str, Any], overrides: Sequence[str]) -> None:
 
 
 def resolve_config(tables: Mapping[str, Any], source: str = "The configuration") -> RunConfig:
-    """Add the defaults of the recipe and validate all settings. Raises SettingError with all problems.
+    """Add the defaults of the recipe and validate all settings. Raises SettingError with the problems that were found.
 
     source: name of the configuration in the error message.
     """

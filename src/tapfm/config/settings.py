@@ -183,8 +183,9 @@ class AugmentationSection(SettingsModel):
     blur: Probability = setting("probability of a Gaussian blur")
     blur_radius: tuple[Positive, Positive] = setting("minimum and maximum blur radius in pixels")
     stain_jitter: NotNegative = setting(
-        "strength of the random change of stains, from 0 (none) to below 1: s multiplies the amounts of haematoxylin, "
-        "eosin and the residual by 1 - s to 1 + s, and shifts them by up to s times the fraction of light absorbed",
+        "strength s of the stain jitter, from 0 (none) to below 1; the amount of each stain (haematoxylin, eosin and a "
+        "residual) is multiplied by a random factor from 1 - s to 1 + s, and shifted by up to s times the fraction of "
+        "light that the pixel absorbs",
         default=0.0,
     )
 
@@ -210,7 +211,7 @@ class MachineSection(SettingsModel):
         "store the optimiser state in CPU memory; auto: if GPU memory is too small", default="auto"
     )
     compile: bool | Literal["auto"] = setting(
-        "compile the encoder blocks with torch.compile; auto: on a GPU", default="auto"
+        "compile the encoder blocks with torch.compile; auto: on a GPU where this works", default="auto"
     )
     tf32: bool = setting(
         "multiply float32 matrices in TensorFloat-32: faster, but only about three significant digits", default=False

@@ -215,13 +215,13 @@ def _find_problems(config: StudyConfig) -> Iterator[str]:
         orders = {each.settings.get("adaptation", {}).get("bag_gradient") for each in config.variants}
         if not {"before", "after", "joint"} <= orders:
             yield 'variants: report = "stability" needs variants with adaptation.bag_gradient before, after and joint'
-    for where, tables in _list_partial_settings(config):
+    for where, tables in _list_method_and_variant_settings(config):
         if isinstance(tables, Mapping) and "allow_failures" in (tables.get("machine") or {}):
             yield f"{where}.machine.allow_failures: must be the same for all runs; set it in [settings.machine]"
     yield from _describe_unknown_settings(config)
 
 
-def _list_partial_settings(config: StudyConfig) -> list[tuple[str, Any]]:
+def _list_method_and_variant_settings(config: StudyConfig) -> list[tuple[str, Any]]:
     """Return the settings that are not for all runs, but for one method or variant, each with its name."""
     by_method = [(f"settings.{name}", config.settings[name]) for name in METHODS if name in config.settings]
     return by_method + [(f"variants {each.name}", each.settings) for each in config.variants]
@@ -231,7 +231,7 @@ def _describe_unknown_settings(config: StudyConfig) -> Iterator[str]:
     """Yield a problem for each setting under `settings` and `variants` that RUN.toml does not have."""
     known = list(list_settings())
     for_all_runs = {name: each for name, each in config.settings.items() if name not in METHODS}
-    for where, tables in [("settings", for_all_runs), *_list_partial_settings(config)]:
+    for where, tables in [("settings", for_all_runs), *_list_method_and_variant_settings(config)]:
         if not isinstance(tables, Mapping):
             yield f"{where}: must contain tables of RUN.toml"
             continue

@@ -1,4 +1,4 @@
-"""Run the commands of the demo one after another in this process. Finished steps are not repeated."""
+"""Run the commands of the demo one after another in this process, from the first step that is not done."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _read_state(folder: DemoFolder, size: DemoSize) -> _State:
         raise RunError(
             f"{folder.path} contains a demo of another size or version ({version}).",
             hint=f"Use another folder: {format_command('demo', *size.options, '--out', f'{folder.path}-again')}\n"
-            "Or delete that folder first.",
+            f"Or delete {folder.path} first.",
         )
     moved = stored_folder != str(folder.path.absolute())  # predictions contain absolute paths of slides
     return _State({key for key in state.done if not (moved and key.startswith("predict"))}, state.seconds)

@@ -79,7 +79,7 @@ def list_demo_steps(size: DemoSize, folder: DemoFolder) -> list[Step]:
         predict_step("external", "external"),
         step(
             "report",
-            "Write a report with all results",
+            "Write a report on the study and the predictions",
             *("report", folder.study, *predictions, "--out", folder.report),
             expected_outputs=(folder.report,),
             summary_line_prefixes=("Wrote",),

@@ -214,7 +214,7 @@ def _build_empty_vit(card: EncoderCard, tile_px: int | None, extra: Mapping[str,
 
 
 def _read_checkpoint(file: Path) -> Mapping[str, Any]:
-    """Read a weights file; from pickles only tensors are loaded, so that no code runs."""
+    """Read a weights file; pickles are loaded with `weights_only`, so that no code runs."""
     with file.open("rb") as opened:
         start = opened.read(64)
     if not start or start.startswith((b"version https://git-lfs", b"<")):

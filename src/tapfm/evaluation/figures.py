@@ -50,7 +50,7 @@ def build_target_panels(evaluated: EvaluatedPredictions, target: str, kind: Targ
             for name in kind.metrics
         },
         threshold=evaluated.thresholds.get(target),
-        weights=(weights[:, labelled.indices] for _, weights in resamples.blocks()) if has_interval else (),
+        resample_weights=(weights[:, labelled.indices] for _, weights in resamples.blocks()) if has_interval else (),
         unit=unit,
     )
     return kind.build_panels(data)

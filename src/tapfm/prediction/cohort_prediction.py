@@ -223,7 +223,7 @@ def _aggregator_name(member: ModelMember) -> str:
 
 
 def _prepare_folder(folder: PredictionFolder, metadata: dict[str, Any], *, resume: bool) -> None:
-    """Write prediction.json. Raises if this would overwrite predictions or mix those of two models."""
+    """Write prediction.json. Raises if this would overwrite predictions or mix different models or settings."""
     path = folder.path
     if folder.exists and any(path.glob(f"{PER_SLIDE}/*/{SLIDE_JSON}")):
         before = folder.read_metadata()

@@ -101,11 +101,11 @@ class PredictionFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether the folder contains predictions."""
+        """Whether this is a prediction folder. It may have no finished slides yet."""
         return (self.path / PREDICTION_JSON).is_file()
 
     def read_metadata(self) -> dict[str, Any]:
-        """Read prediction.json: tapfm, model, kind, members, targets, encoder, aggregator, thresholds, ..."""
+        """Read prediction.json: tapfm, model, kind, members, targets, encoder, aggregator, calls, ..."""
         try:
             return dict(json.loads((self.path / PREDICTION_JSON).read_text("utf-8")))
         except (OSError, ValueError, TypeError) as error:

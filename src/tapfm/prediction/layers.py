@@ -78,7 +78,7 @@ class ColourScale:
         return palette(diverging=self.diverging)[np.rint(self.fractions(values) * 255).astype(int)]
 
     def ticks(self) -> list[float]:
-        """Return four to nine round values for the colour bar."""
+        """Return four to eight round values for the colour bar."""
         step = _round_step_down((self.high - self.low) / 4)
         multiples = range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)
         return [multiple * step for multiple in multiples]

@@ -93,7 +93,7 @@ class _ChosenSlide:
 
 @dataclass(frozen=True, order=True)
 class _Outcome:
-    """Outcome of a call. `_choose_slides` takes one slide of each outcome in turn, in the order of `priority`.
+    """Outcome of a call. `_choose_slides` takes one slide per outcome and target in turn, in the order of `priority`.
 
     The order is: wrong, correct, without label, without call.
     """

@@ -90,7 +90,10 @@ class ReportedRun:
 
 
 def read_run(folder: Path, name: str | None = None) -> ReportedRun:
-    """Read a run folder. Missing files, as of an unfinished run, result in empty fields."""
+    """Read a run folder, finished or not. The fields of missing files are empty.
+
+    Raises InputError if config.toml is missing or a file cannot be read.
+    """
     try:
         text = (folder / _CONFIG_TOML).read_text("utf-8")
         settings = tomllib.loads(text)

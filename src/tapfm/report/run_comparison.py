@@ -40,7 +40,7 @@ def _set_title(result: SlideSetResults) -> str:
 
 
 def _build_auc_table(title: str, results: Mapping[str, SlideSetResults]) -> Table:
-    """Return the AUCs: a row for each run, a column for each target."""
+    """Return the AUCs: a row for each run, a column for each target and, if there are several, for their mean."""
     targets = list(dict.fromkeys(target for result in results.values() for target in result.results.targets_and_mean))
     rows = []
     for name, result in results.items():
@@ -51,7 +51,7 @@ def _build_auc_table(title: str, results: Mapping[str, SlideSetResults]) -> Tabl
 
 
 def _build_differences(title: str, results: Mapping[str, SlideSetResults]) -> Block:
-    """Return paired tests if all runs have the same slides, labels and targets; otherwise a note."""
+    """Return paired tests if all runs have the same slides, labels, targets and unit; otherwise a note."""
     first, *others = results.values()
     comparable = all(
         _labels_by_slide(other.predictions) == _labels_by_slide(first.predictions)
@@ -61,8 +61,8 @@ def _build_differences(title: str, results: Mapping[str, SlideSetResults]) -> Bl
     )
     if not comparable:
         return Paragraph(
-            f"The runs have different slides or labels in the set {title}, so their AUCs cannot be compared directly. "
-            "The command tapfm compare compares them on the patients that all of them have."
+            f"The runs have different slides, labels, targets or units in the set {title}, so their AUCs cannot be "
+            "compared directly. The command tapfm compare compares them on the patients that all of them have."
         )
     models = {name: [list(result.predictions)] for name, result in results.items()}
     about = first.results.about

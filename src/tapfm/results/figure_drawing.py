@@ -118,8 +118,8 @@ class _PanelBox(NamedTuple):
 
 def _draw_panel(canvas: Any, panel: Panel, box: _PanelBox, *, titled: bool) -> None:
     axes = canvas.add_axes((0, 0, 1, 1))
-    top_in = 0.32 if titled and panel.title else 0.1
-    _place_axes(canvas, axes, box, _MARGIN_IN, top_in)
+    top_margin_in = 0.32 if titled and panel.title else 0.1
+    _place_axes(canvas, axes, box, _MARGIN_IN, top_margin_in)
     if titled:
         axes.set_title(_escape_text(panel.title, box.width / _CHARACTER_IN), fontsize=9.5)
     if panel.why_empty:
@@ -133,7 +133,7 @@ def _draw_panel(canvas: Any, panel: Panel, box: _PanelBox, *, titled: bool) -> N
     _set_axis(axes, "x", panel.x)
     _set_axis(axes, "y", panel.y)
     labels_left_in = axes.yaxis.get_tightbbox(canvas.canvas.get_renderer()).x0 / canvas.dpi
-    _place_axes(canvas, axes, box, _MARGIN_IN + box.left + _MARGIN_IN - labels_left_in, top_in)
+    _place_axes(canvas, axes, box, _MARGIN_IN + box.left + _MARGIN_IN - labels_left_in, top_margin_in)
     if panel.square:
         axes.set_aspect("equal", anchor="N")
     if labelled := {label: artist for label, artist in drawn.items() if label}:
@@ -144,16 +144,16 @@ def _draw_panel(canvas: Any, panel: Panel, box: _PanelBox, *, titled: bool) -> N
         canvas.legend(list(labelled.values()), labels, fontsize=_LEGEND_PT, **position)
 
 
-def _place_axes(canvas: Any, axes: Any, box: _PanelBox, left_in: float, top_in: float) -> None:
+def _place_axes(canvas: Any, axes: Any, box: _PanelBox, left_margin_in: float, top_margin_in: float) -> None:
     """Place axes in a box, with margins for the labels on the left and the title above."""
-    bottom_in, right_in = 0.48 + box.legend, 0.14
+    bottom_margin_in, right_margin_in = 0.48 + box.legend, 0.14
     width_in, height_in = canvas.get_size_inches()
     axes.set_position(
         (
-            (box.left + left_in) / width_in,
-            (box.bottom + bottom_in) / height_in,
-            max(box.width - left_in - right_in, 0.5) / width_in,
-            max(box.height - top_in - bottom_in, 0.5) / height_in,
+            (box.left + left_margin_in) / width_in,
+            (box.bottom + bottom_margin_in) / height_in,
+            max(box.width - left_margin_in - right_margin_in, 0.5) / width_in,
+            max(box.height - top_margin_in - bottom_margin_in, 0.5) / height_in,
         )
     )
 

@@ -90,9 +90,10 @@ def cell_detail(cell: Cell, column: Column) -> str:
     return ", ".join(part for part in (interval, cell.detail) if part)
 
 
-def has_details(table: Table, index: int) -> bool:
-    """Return whether any cell of the column at this index has details."""
-    return any(cell_detail(row.cells[index], table.columns[index]) for row in table.rows if row.cells)
+def has_details(table: Table, column_index: int) -> bool:
+    """Return whether any cell of a column has a confidence interval or further details."""
+    column = table.columns[column_index]
+    return any(cell_detail(row.cells[column_index], column) for row in table.rows if row.cells)
 
 
 def cell_reason(cell: Cell) -> str:

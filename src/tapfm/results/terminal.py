@@ -14,7 +14,10 @@ def rich_table(table: Table) -> RichTable:
     """Return a table as a rich table. Texts are not interpreted as markup."""
     shown = table.without_hidden_columns()
     converted = RichTable(
-        box=None, padding=(0, 2, 0, 0), title=table.title or None, title_justify="left", title_style="bold"
+        box=None,
+        padding=(0, 2, 0, 0),
+        title=Text(table.title, style="bold") if table.title else None,
+        title_justify="left",
     )
     for index, column in enumerate(shown.columns):
         left = column.text or has_details(shown, index)  # keeps the values aligned

@@ -4,7 +4,7 @@ A claim is a lock on one byte of the file `.claims` in the output folder. The by
 id. The lock is released when the slide is finished or the process exits for any reason. Claims also work across
 machines if the shared file system supports locks. If it does not, or on Windows, every claim succeeds.
 
-At present every claim succeeds, because each command also locks its whole output folder with `lock_folder`.
+At present claims are redundant, because each command also locks its whole output folder with `lock_folder`.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def lock_folder(folder: Path, command: str, suggestion: str = "choose another fo
             pass  # Windows has no fcntl
         except BlockingIOError as error:
             raise InputError(
-                f"Another {command} is running in {folder}.", hint=f"Wait until it has finished, or {suggestion}."
+                f"Another tapfm command is running in {folder}.", hint=f"Wait until it has finished, or {suggestion}."
             ) from error
         except OSError:
             pass  # the file system has no locks

@@ -149,7 +149,7 @@ def encode_tissue_geojson(mask: Mask, thumbnail: Thumbnail, metadata: SlideMetad
 def build_qupath_features(
     mask: Mask, thumbnail: Thumbnail, origin_px0: tuple[int, int], slide_id: str, name: str, colour: Colour
 ) -> list[dict[str, Any]]:
-    """Return one QuPath annotation for each component of a mask, in coordinates relative to `origin_px0`."""
+    """Return a QuPath annotation for each component of a mask with an area, in coordinates relative to `origin_px0`."""
     corner = np.array([thumbnail.box.x_px0, thumbnail.box.y_px0])
     features = []
     # an outline of one or two points has no area and is not a valid polygon

@@ -18,9 +18,9 @@ _COLUMNS = (
     Column("tiles per second", "tiles_per_second", shown=False),
 )
 _NOTE = (
-    "Values are means over runs, except for peak memory, which is the maximum. Times include validation, but not the "
-    "computation of the features of fixed encoders. Peak memory is GPU memory if a GPU was used, otherwise memory of "
-    "the process."
+    "Values are means over runs, with two exceptions: seconds per epoch is the mean over all epochs of these runs, and "
+    "peak memory is the maximum. Times include validation, but not the computation of the features of fixed "
+    "encoders. Peak memory is GPU memory if a GPU was used, otherwise memory of the process."
 )
 
 

@@ -7,7 +7,7 @@ table_*.md, .csv, .tex  AUCs of all models
 *.md, .csv, .png        other tables and figures: costs, ablation, stability, forgetting
 status.csv              state of each step, the reason if it failed, and its command
 configs/, runs/         RUN.toml and run folder of each run
-evaluations/            output of `tapfm evaluate` for each run, on test and external slides
+evaluations/            output of `tapfm evaluate` for each run and each ensemble
 ensembles/              ensembles of the folds of each model
 features/, probes/      stored features by encoder; probes of adapted encoders
 logs/                   output of each command

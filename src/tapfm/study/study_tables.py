@@ -115,7 +115,7 @@ def _overview(results: StudyResults) -> list[Block]:
     study = results.study
     finished = sum(len(each.histories) for each in results.models)
     summary = f"{finished} of {format_count(len(list_runs(study)), 'run')} finished: {_describe_runs(study)}."
-    tables = [_settings_table(study, results.folder), _sizes_table(results)]
+    tables = [_settings_table(study, results.folder), _split_sizes_table(results)]
     return [*map(Paragraph, [summary, *study.notes]), *(table for table in tables if table.rows)]
 
 
@@ -158,7 +158,7 @@ def _join_values(values: Sequence[object]) -> str:
     return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in dict.fromkeys(values))
 
 
-def _sizes_table(results: StudyResults) -> Table:
+def _split_sizes_table(results: StudyResults) -> Table:
     """Return the number of slides, patients and positives of each split."""
     study = results.study
     finished = {run for each in results.models for run in each.histories}

@@ -265,7 +265,8 @@ def _sample_slides(splits: Sequence[str], fraction: float, min_per_split: int, *
 
     Each split has at least `min_per_split` sampled slides and at least `min_per_split` other slides. In a split that is
     too small for both, each limit is half of the split, rounded down. In total, at least `min_per_split` slides are
-    sampled, or half of all slides if that is less. Missing slides come from the largest split, even beyond its limit.
+    sampled, or half of all slides if that is less. If the limits of the splits add up to less, the largest split
+    provides the missing slides, even if it then has fewer other slides than its limit.
     """
     members = [np.flatnonzero(np.array(splits) == name) for name in dict.fromkeys(splits)]
     sizes = [len(each) for each in members]

@@ -39,7 +39,7 @@ class ScoredUnits:
 def build_binary_panels(units: ScoredUnits, baseline: ScoredUnits | None, data: FigureData) -> dict[str, Panel]:
     """Return the panel of each figure in `FIGURES`."""
     return {
-        "roc": _roc_panel_with_band(units, baseline, data.estimates["auc"], data.weights),
+        "roc": _roc_panel_with_band(units, baseline, data.estimates["auc"], data.resample_weights),
         "pr": _precision_recall_panel(units, baseline, data.estimates["average_precision"]),
         "reliability": _calibration_panel(units, data.estimates["ece"], data.unit),
         "scores": _scores_panel(units, data.threshold, data.unit),

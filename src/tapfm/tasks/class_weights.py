@@ -43,9 +43,10 @@ def compute_class_weights(
 
 
 def _reference_weights(training_labels: Mapping[str, Sequence[Label]], smoothing: float) -> dict[str, ClassWeights]:
-    """Return the weights of the authors' scripts: t (1 - p) + (1 - t) p, and alpha proportional to 1 / p.
+    """Return the weights of the authors' scripts.
 
-    p = P / M is the fraction of positives, t the smoothed label. The mean of all alphas is 1.
+    The weight of a slide with the smoothed label t is t (1 - p) + (1 - t) p; p = P / M is the fraction of positives.
+    Alpha is proportional to 1 / p, and the mean of all alphas is 1.
     """
     fractions = {}
     for target, labels in training_labels.items():

@@ -40,7 +40,7 @@ class FigureData:
     baseline: tuple[Truth, Floats] | None
     estimates: Mapping[str, Estimate]  # by metric
     threshold: float | None  # Youden threshold
-    weights: Iterable[Floats]  # blocks of resamples (rows) x units; may be empty
+    resample_weights: Iterable[Floats]  # blocks of resamples (rows) x units; may be empty
     unit: str
 
 

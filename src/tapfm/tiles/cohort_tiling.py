@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import cv2
+import h5py
 from rich.console import Console
 
 from tapfm.cohort.cohort_table import SlideRow
@@ -133,7 +134,7 @@ def _make_job(row: SlideRow, folder: Path, spec: TileSpec, layout: Layout, tissu
 
 
 def _reject_foreign_files(jobs: Sequence[TilingJob]) -> None:
-    """Raise InputError if tile files of another tool would be overwritten."""
+    """Raise InputError if tile files of another tool or another slide would be overwritten."""
     paths = [(tile_file_path(job.folder, job.row.slide_id, job.layout), job.row.slide_id) for job in jobs]
     foreign = [path.name for path, slide_id in paths if path.exists() and not _is_replaceable(path, slide_id)]
     if foreign:
@@ -273,12 +274,12 @@ def _remove_results(job: TilingJob) -> None:
 
 
 def _is_replaceable(path: Path, slide_id: str) -> bool:
-    """Return whether a tile file was written by tapfm for this slide, or cannot be read.
+    """Return whether a tile file was written by tapfm for this slide, or is not a readable HDF5 file.
 
     x_patches.h5 belongs to slide x in one layout and to slide x_patches in the other.
     """
     try:
         tiles = read_tiles(path)
     except TileStoreError:
-        return True
+        return not h5py.is_hdf5(path)
     return tiles.fingerprint is not None and tiles.slide_id == slide_id

@@ -238,6 +238,7 @@ class _Prefetcher:
                 self._retire_worker(worker, part, f"reading timed out after {_TIMEOUT_S / 60:.0f} minutes")
 
     def _retire_worker(self, worker: Worker, part: _PartialRequest, reason: str) -> None:
+        """Replace a worker that crashed (empty `reason`) or timed out. A part is retried after its first crash."""
         del self._busy[worker.connection]
         exit_code = worker.stop()
         self._idle.append(start_worker(serve_requests))

@@ -100,7 +100,7 @@ def _remove_duplicates(slides: Iterable[ViewerSlide]) -> list[ViewerSlide]:
     if repeated := [slide_id for slide_id, same_id in slides_by_id.items() if len(same_id) > 1]:
         raise CohortError(
             f"Several slides have the same id: {', '.join(repeated[:5])}{', ...' if len(repeated) > 5 else ''}.",
-            hint="Pass only one of the folders or tables that contain them. "
+            hint="Pass only one of the folders or tables that contain these slides. "
             "If slides have moved since their prediction, pass their new folder to --slides.",
         )
     return [slide for same_id in slides_by_id.values() for slide in same_id]

@@ -19,9 +19,10 @@ def open_socket(host: str, port: int | None) -> socket.socket:
     """Listen on a port (0: any free port). Without a port, use the first free one from 8000."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: an empty or too long part of a host name
+        reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(
-            f"Cannot listen on --host {host}: it is not an address of this machine ({error.strerror}).",
+            f"Cannot listen on --host {host}: it cannot be resolved to an IP address ({reason}).",
             hint="Use --host 127.0.0.1 for this machine only, or --host 0.0.0.0 to allow other machines.",
         ) from error
     ports = [port] if port is not None else [*range(_FIRST_PORT, _FIRST_PORT + _PORTS_TO_TRY), 0]

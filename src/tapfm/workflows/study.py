@@ -199,7 +199,7 @@ class ListedRun:
     """A run of a study, and its state."""
 
     name: str
-    state: str  # finished, started, to do, or the reason why it is impossible; empty without a study folder
+    state: str  # finished, started, to do, or the reason why it is impossible; empty for a possible run without --out
 
 
 @dataclass(frozen=True)
@@ -380,7 +380,7 @@ def _check_study_folder(folder: Path) -> None:
 
 
 def _list_runs(config: StudyConfig, out: Path, options: StudyOptions) -> StudyResult:
-    """Return the runs of a study, with their states if the study folder is known."""
+    """Return the runs of a study. Without --out, only the state of impossible runs is known."""
     from tapfm.study.folder import StudyFolder
     from tapfm.study.study_plan import plan_study
 
