@@ -87,7 +87,7 @@ COMMON: Meanings = {
     "epoch": "epoch, counted from 1",
     "tiles_per_second": "training and validation tiles per second",
     "peak_memory_gib": "peak memory in GiB: of the GPU, or of the process if there is no GPU",
-    "variant": "value of the varied setting",
+    "variant": "name of the variant",
     "slides": "number of slides",
 }
 
@@ -659,6 +659,7 @@ FORMATS: dict[str, list[Format]] = {
                 "run": "name of the run",
                 "step": "what the step does",
                 "state": code_list(get_args(StepState)),
+                "reason": "why the step failed or was not run",
                 "command": "command that repeats the step",
                 "log": "file with the output of the step",
             },

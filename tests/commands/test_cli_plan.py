@@ -47,7 +47,7 @@ def test_plan_for_one_gpu_lists_all_parts(plan):
     assert "uni: 303,350,784 parameters" in text
     assert "scope full" in text
     assert "One pass: all 300 tiles" in text
-    assert "23.0 GiB free: 98% of 24 GiB less 0.5 GiB for CUDA" in text
+    assert "23.0 GiB free: 98% of 24 GiB, minus 0.5 GiB for CUDA" in text
     for part in ("weights", "master weights", "moments", "gradients", "graph", "temporary", "tiles and features"):
         assert part in text
     (gpu,) = parse_json(plan("--gpu-memory", 24, "--json"))["gpus"]

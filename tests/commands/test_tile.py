@@ -347,7 +347,7 @@ def test_tile_files_of_another_tool_are_not_overwritten(tmp_path):
     before = read_tile_files(out)
     rejected = tapfm("tile", cohort, "--out", out, "--layout", "clam")
     assert rejected.returncode == 2
-    assert "2 tile files that were not created by tapfm, such as case-0.h5" in rejected.stderr
+    assert "2 tile files of another tool or another slide, such as case-0.h5" in rejected.stderr
     assert tapfm("tile", cohort, "--out", out).returncode == 0
     assert before.items() <= read_tile_files(out).items()
 

@@ -29,7 +29,7 @@ from tapfm.tasks.catalog import build_task
 from tapfm.tiles.augment import Augmentation
 
 _CPU_GRAPH_BYTES = 2 * 2**30  # maximum size of a chunk's graph
-_SAVED_FLOATS = 24  # approximate number of values that a block saves for each value of its input
+_GRAPH_VALUES_PER_INPUT = 24  # approximate number of values that a block saves for each value of its input
 
 
 class BuiltLearner(NamedTuple):
@@ -181,7 +181,7 @@ def _choose_chunking(config: RunConfig, encoder: VitEncoder, plan: StepPlan | No
         return Chunking()
     vit = encoder.vit
     tokens = int(vit.patch_embed.num_patches) + int(vit.num_prefix_tokens)
-    tile_bytes = 4 * _SAVED_FLOATS * tokens * int(vit.embed_dim) * len(vit.blocks)
+    tile_bytes = 4 * _GRAPH_VALUES_PER_INPUT * tokens * int(vit.embed_dim) * len(vit.blocks)
     return Chunking(tiles=max(1, _CPU_GRAPH_BYTES // tile_bytes) if chunk == "auto" else chunk)
 
 

@@ -62,7 +62,7 @@ class MemoryPlan:
 
 
 def plan_memory(config: RunConfig, *, gpu_memory: Sequence[float], tiles: int | None) -> MemoryPlan:
-    """Plan a run for this machine's GPU, or for GPUs with `gpu_memory` GB.
+    """Plan a run for this machine's GPU, for GPUs with `gpu_memory` GB, or, without either, for common GPU sizes.
 
     tiles: number of tiles per slide and step; None: from the configuration.
 
@@ -121,9 +121,8 @@ def _make_gpu(gb: float) -> Gpu:
             f"--gpu-memory {gb:g} is too small: CUDA itself takes {_CONTEXT_BYTES / GIB:g} GiB.",
             hint="Pass the memory of the GPU in GB, for example --gpu-memory 24.",
         )
-    source = (
-        f"{free / GIB:.1f} GiB free: {_USABLE_FRACTION:.0%} of {gb:g} GiB less {_CONTEXT_BYTES / GIB:.1f} GiB for CUDA"
-    )
+    usable = f"{_USABLE_FRACTION:.0%} of {gb:g} GiB"
+    source = f"{free / GIB:.1f} GiB free: {usable}, minus {_CONTEXT_BYTES / GIB:.1f} GiB for CUDA"
     return Gpu(f"{gb:g} GB", free, source, precision="bfloat16", can_compile=True)
 
 

@@ -61,7 +61,7 @@ def describe_recompute(levels: tuple[Recompute, ...], shape: EncoderShape) -> st
 
 
 def describe_optimiser(plan: StepPlan) -> str:
-    """Return the format and place of the moments."""
+    """Return the format and place of the moments, and whether gradients are accumulated in float32."""
     where = "in host memory" if plan.offload else "on the GPU"
     gradients = ", gradients accumulated in float32" if plan.float32_gradients else ""
     return f"{plan.moments} moments {where}{gradients}"

@@ -1,9 +1,9 @@
 """Memory and time of a training step, predicted from the architecture of the encoder.
 
-The peak memory is the largest memory use at any time during a step. Weights and optimiser are always in memory. The
-size of the graph is proportional to the number of tiles. During the backward pass, from the last block to the first,
-the graph shrinks and the gradients grow. `step_coefficients.py` contains the values that cannot be derived from the
-architecture.
+The peak memory is the largest memory use at any time during a step. Weights are always in memory, and so is
+the optimiser's state unless it is offloaded. The size of the graph is proportional to the number of tiles. During the
+backward pass, from the last block to the first, the graph shrinks and the gradients grow. `step_coefficients.py`
+contains the values that cannot be derived from the architecture.
 
 In this module, a *graph* is the activations that autograd saves, and *levels* are the recomputation levels of the
 blocks, one per block.
@@ -168,7 +168,7 @@ def _count_parameters_with_gradient(inputs: PlannerInput, *, is_first_graph: boo
 
 
 def _compute_update_memory(inputs: PlannerInput, storage: OptimiserStorage, size: int) -> _MemoryUse:
-    """Return the memory during the optimiser's update, shard by shard: all gradients, but no graph."""
+    """Return the memory during the optimiser's update of one shard: all gradients, but no graph."""
     shape = inputs.shape
     copied_bytes = 4 + moment_bytes(storage.moments) if storage.offload else 0.0  # an offloaded shard on the GPU
     temporary = min(MAX_SHARD_ELEMENTS, shape.trainable_parameters) * (inputs.coefficients.update + copied_bytes)

@@ -97,7 +97,7 @@ class FiniteChecks(NamedTuple):
         for name, good in zip(self.names, self.finite.tolist(), strict=True):
             if not good:
                 raise NonFiniteError(
-                    f"Slide '{slide}', step {step}: the {name} is not finite. No weights were updated with it.",
+                    f"Slide '{slide}', step {step}: the {name} is not finite. It was not used to update weights.",
                     hint="Lower the learning rates or turn on gradient clipping. Check the tiles of the slide.",
                 )
 

@@ -129,7 +129,7 @@ class _SmoothSvmLoss(nn.Module):
     """Smooth top-1 SVM loss: cross-entropy with a margin of 1.
 
     Replaces the loss of torchmil 1.0.2, which lacks a dimension and so compares every tile with the classes of all
-    tiles. Its cross-entropy (`inst_loss_name`) raises an error.
+    tiles. The other loss of torchmil's CLAM, cross-entropy (`inst_loss_name`), raises an error.
     """
 
     def forward(self, logits: Tensor, classes: Tensor) -> Tensor:

@@ -96,7 +96,7 @@ def _read_colour_table(table: Path) -> dict[str, Sequence[float]]:
 
 
 def load_or_create_colour_table(table: Path) -> dict[str, Sequence[float]]:
-    """Return the statistics in the table. Creates a missing table, and adds a line break to a truncated last row."""
+    """Return the statistics in the table. Creates a missing table, and marks a truncated last row as invalid."""
     statistics_by_key = _read_colour_table(table)
     content = table.read_bytes() if table.exists() else b""
     if not content:

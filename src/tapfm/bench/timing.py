@@ -77,7 +77,7 @@ def peak_gib(device: torch.device) -> float | None:
 
 
 def catch_out_of_memory(function: Callable[[], Result], device: torch.device) -> Result | None:
-    """Return the result of a function, or None if it ran out of memory. Then release cached memory."""
+    """Return the result of a function, or None if it ran out of memory. Releases cached memory in both cases."""
     try:
         with unify_memory_errors():
             return function()

@@ -93,7 +93,7 @@ def _print_catalogue(cards: Sequence[EncoderCard], console: Console) -> None:
     console.print(
         f"\n{len(cards)} encoders. GFLOP: forward pass of one tile. {prefix}tile: pixels @ microns per pixel. "
         "access: open, accept terms, request access, or packaged with tapfm.\n"
-        "Details of one encoder: tapfm encoders NAME. Other ViTs of timm can be used as timm:<architecture>."
+        "Details of one encoder: tapfm encoders NAME. Other ViTs of timm with a CLS token: timm:<architecture>."
     )
 
 

@@ -32,7 +32,7 @@ def plan(
 
     Needs neither a GPU nor weights. `tapfm train` makes the same plan for the
     memory that is free when it starts. If all tiles of a slide fit, they are
-    encoded in one pass. Otherwise they are encoded in chunks, most of them
+    encoded in one pass. Otherwise they are encoded in chunks, some of them
     twice, and the less memory there is, the more activations are recomputed.
     This does not change the result. Only if that is not enough, the moments of
     the optimiser are stored with fewer bits or in CPU memory.

@@ -129,7 +129,7 @@ def read_cohort(source: Path, slides_folder: Path | None = None, *, must_exist: 
 
 
 def _cohort_from_files(source: Path) -> Cohort:
-    """Return a cohort of the slides in a folder, or of one slide, with file names as ids."""
+    """Return a cohort of the slides in a folder, or of one slide, with file names without suffix as ids."""
     rows = list_folder_slides(source) if source.is_dir() else [_row_from_file(source)]
     by_id: dict[str, list[Path]] = defaultdict(list)
     for row in rows:
@@ -148,7 +148,7 @@ def _cohort_from_files(source: Path) -> Cohort:
 
 
 def list_folder_slides(folder: Path) -> list[SlideRow]:
-    """Return the slides below a folder, with file names as ids."""
+    """Return the slides below a folder, with file names without suffix as ids."""
     paths = find_slides(folder)
     if not paths:
         raise CohortError(f"No slides found below {folder}.", hint=f"Supported suffixes: {', '.join(SLIDE_SUFFIXES)}.")
@@ -322,8 +322,8 @@ def _find_slide_path(
 ) -> Path | None:
     """Return a slide's file: at the path in the table, or by its name below the slides folder.
 
-    If the table contains a path with folders, another file of that name is used only if the user passed the slides
-    folder, because it may belong to another patient.
+    If the table contains a slide path with folders, another file of that name is used only if the user passed the
+    slides folder, because it may belong to another patient.
     """
     expected = base / text if text else None
     if text and not text.lower().endswith(_FEATURE_SUFFIXES):

@@ -69,7 +69,7 @@ def read_splits(cohort: Cohort, fold: int | None = None) -> dict[str, str]:
         raise CohortError(
             f"The cohort table has no {column}, so the slides for training are unknown.",
             hint=(
-                f"Choose a fold with cohort.fold ({', '.join(found)}), or create splits: "
+                f"Set cohort.fold to the number of a fold ({', '.join(found)}), or create splits: "
                 if found
                 else "Create splits: "
             )

@@ -184,7 +184,7 @@ def _compute_mlp_hidden(mlp: Any, x_KND: Tensor, apply: Callable[[Any, Tensor], 
 
 
 def _split_packed_output(layer: Any, x_KND: Tensor, apply: Callable[[Any, Tensor], Any]) -> tuple[Tensor, Tensor]:
-    """Compute the two halves of a packed layer's output by two products.
+    """Compute the two halves of a packed layer's output, for `nn.Linear` by two products.
 
     Splitting the output of one product would need an extra pass over memory to join the gradients.
     """

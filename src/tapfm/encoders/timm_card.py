@@ -1,4 +1,4 @@
-"""Cards for any ViT in timm: `timm:<architecture>` or `timm:<architecture>.<weights tag>`."""
+"""Cards for other ViTs of timm with a CLS token: `timm:<architecture>` or `timm:<architecture>.<weights tag>`."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def embed_cohort(
     with lock_folder(folder, "tapfm embed"), SlideClaims(folder) as claims:
         remove_unfinished_files(folder)
         jobs = {row.slide_id: make_job(row, tiles_folder, folder, settings, tile_command) for row in rows}
-        table = SlideTable(folder, list(jobs), EmbeddingRecord, "not embedded", "no features with these settings")
+        table = SlideTable(folder, list(jobs), EmbeddingRecord, "not embedded", "excluded by --only")
         todo = table.select_remaining_jobs(jobs, only=only, force=force, load_finished=find_finished)
         for slide_id, job in jobs.items():
             if isinstance(job, Failure) and (only is None or slide_id in only):

@@ -109,7 +109,7 @@ def _load_base_encoder(member: ModelMember, saved: SavedModel, device: torch.dev
         raise WeightsDigestError(
             f"{member.folder} was trained on features from different weights of {saved.card.name}: SHA-256 {expected}, "
             f"but the weights found have {loaded.provenance.sha256}.",
-            hint="Evaluate on features from the same weights: tapfm evaluate RUN --features DIR",
+            hint="Use the weights with the first SHA-256, or features from them: tapfm evaluate RUN --features DIR",
         )
     feature_size = saved.metadata["aggregator"]["feature_size"]
     if loaded.encoder.feature_size != feature_size:

@@ -21,8 +21,9 @@ TILES_PARQUET = "tiles.parquet"
 class TileTable:
     """Tiles in the order of the slide's tile set: level-0 positions of their top left corners, and columns of values.
 
-    Columns are `attention` (raw attention of the encoder), `weight`, `contribution.TARGET` and `score`. If values
-    differ between targets, the columns are `weight.TARGET` and `score.TARGET`.
+    Columns are `attention` (raw attention of the encoder), and `weight`, `contribution.TARGET` and `score` if the
+    aggregator has them; for an ensemble, if all members have them. If values differ between targets, the columns are
+    `weight.TARGET` and `score.TARGET`.
     """
 
     positions: Positions  # (K, 2)

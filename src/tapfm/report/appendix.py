@@ -15,6 +15,7 @@ from tapfm.report.result_folders import ResultFolder
 from tapfm.results.document import Paragraph
 from tapfm.results.table import Column, Row, Table, table_row
 from tapfm.runs.hub import forbids_derivatives
+from tapfm.runtime.messages import format_count
 
 _TEXT_COLUMN = Column("", text=True)
 _FAILURE_COLUMNS = ("slide or run", "step", "problem", "reason", "what to do")
@@ -65,7 +66,8 @@ def build_configuration_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
         suffix = f", {run.name}" if len(runs) > 1 else ""
         blocks.append(Collapsible(f"Configuration{suffix}", [Code(run.config_text)], "config.toml with all settings"))
         if run.environments:
-            summary = "environment.json" + (", resumed in a different environment" if len(run.environments) > 1 else "")
+            resumed = len(run.environments) - 1
+            summary = "environment.json" + (f", resumed {format_count(resumed, 'time')}" if resumed else "")
             blocks.append(Collapsible(f"Environment{suffix}", [_build_environment_table(run.environments)], summary))
     return blocks
 

@@ -258,7 +258,7 @@ def _build_colour_bar(layer: Layer, scale: ColourScale) -> ColourBar:
 class _RankedTile:
     """A candidate for a gallery. Tiles with a larger `influence` are shown first."""
 
-    influence: float  # the value, or minus the value in slides called negative
+    influence: float  # the value; for contributions and scores in slides called negative, minus the value
     slide_id: str
     index: int  # row in the tile table
     value: float = field(compare=False)
@@ -271,7 +271,7 @@ def build_tile_blocks(
     finder: SlideFinder | None,
     budget: ImageBudget,
 ) -> list[Block]:
-    """Return a gallery of the highest tile values in slides called positive, and one of the lowest in the others."""
+    """Return the most influential tiles per target: a gallery for slides called positive, and one for the others."""
     targets = _read_targets(folder)
     readable: dict[str, PredictedSlide] = {}
     candidates: dict[tuple[str, int], list[_RankedTile]] = {}  # by target and call

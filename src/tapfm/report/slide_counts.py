@@ -75,7 +75,10 @@ def _count_predictions(title: str, predictions: Sequence[Prediction], targets: T
 
 
 def _count_origins(run: ReportedRun) -> dict[str, dict[str, str]]:
-    """Return the counts of sites, scanners etc. by column and split, if the cohort table still exists."""
+    """Return the counts of cohorts, sites, scanners etc. by column and split.
+
+    All columns except `cohort` are read from the cohort table; they are missing if it no longer exists.
+    """
     table = Path(str(run.settings.get("cohort", {}).get("table", "")))
     values_by_column: dict[str, dict[str, str]] = {}  # column -> slide -> value
     if any(row.get("cohort") for row in run.slides):

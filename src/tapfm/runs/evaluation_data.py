@@ -225,7 +225,8 @@ def _check_any_slide_chosen(
         option = f"Use another folder: --{what} DIR"
         tile_command = format_command("tile", source, "--out", folder or "tiles")
         raise CohortError(
-            f"{folder} has no {what} for any of the {format_count(len(failed), 'slide')} of {source}.",
+            f"{folder} has no {what} for any of the {format_count(len(failed), 'slide')} to evaluate (cohort table: "
+            f"{source}).",
             hint=f"{option}\nOr compute the features from tiles: --tiles DIR"
             if uses_features
             else f"{option}\nOr create tiles: {tile_command}",

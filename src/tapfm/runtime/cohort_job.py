@@ -5,7 +5,7 @@ is recorded as failed, with a reason and a hint. Results are saved per slide, so
 processes only the remaining slides.
 
     with lock_folder(folder, "tapfm tile"), SlideClaims(folder) as claims:
-        table = SlideTable(folder, slide_ids, TilingRecord, "not tiled", "no tiles with these settings")
+        table = SlideTable(folder, slide_ids, TilingRecord, "not tiled", "excluded by --only")
         todo = table.select_remaining_jobs(jobs, only=only, force=force, load_finished=load_record)
         with table.save_on_exit(), SlideProgress(console, "tiling", slides=len(todo)) as progress:
             for slide_id, result in process_slides(tile_slide, todo, workers=workers, claims=claims):

@@ -35,7 +35,10 @@ def nominal_mpp(objective_power: float) -> float:
 
 
 def resolve_scale(metadata: SlideMetadata, table_mpp: float | None = None) -> Scale:
-    """Return the microns per pixel of a slide; raise ScaleError if they are unknown or implausible."""
+    """Return the microns per pixel of a slide.
+
+    Raises ScaleError if they are unknown, or implausible in the file; an implausible `table_mpp` only gives a warning.
+    """
     notes = (metadata.note,) if metadata.note else ()
     objective = metadata.objective_power
     if table_mpp is not None:

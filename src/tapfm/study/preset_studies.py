@@ -13,7 +13,7 @@ from tapfm.config.loading import merge_tables
 from tapfm.config.study import METHODS, StudyConfig, format_study, resolve_study, resolve_study_paths
 from tapfm.errors import InputError
 from tapfm.study import mini_data
-from tapfm.study.presets import ALL_MINI_PRESETS, MINI_NOTE, MINI_SETTINGS, PRESETS, get_preset
+from tapfm.study.presets import MINI_NOTE, MINI_SETTINGS, PRESETS, PRESETS_IN_ALL, get_preset
 
 _HEADING = """# Preset {preset} - {summary}
 # To list the runs:  tapfm study {file} --list
@@ -132,7 +132,7 @@ def expand_preset_name(name: str, *, mini: bool) -> list[str]:
             "--preset all works only with --scale mini, because the tables of the paper use different cohorts.",
             hint=f"Run the presets one by one: {', '.join(PRESETS)}",
         )
-    return list(ALL_MINI_PRESETS)
+    return list(PRESETS_IN_ALL)
 
 
 def format_preset_toml(name: str, options: PresetOptions, file: Path) -> str:

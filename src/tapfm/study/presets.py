@@ -161,7 +161,7 @@ PRESETS: dict[str, Preset] = {
 }
 
 # presets that `--preset all --scale mini` runs
-ALL_MINI_PRESETS = ("paper-table1", "paper-table2", "ablation-lambda", "ablation-tiles", "ablation-cosine")
+PRESETS_IN_ALL = ("paper-table1", "paper-table2", "ablation-lambda", "ablation-tiles", "ablation-cosine")
 
 MINI_NOTE = (
     "Small version: synthetic slides, an encoder with 0.9 million parameters, few tiles and few epochs (see below). "

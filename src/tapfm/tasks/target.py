@@ -25,7 +25,7 @@ Truth = NDArray[Any]  # the labels of one target that are not missing, in the fo
 
 @dataclass(frozen=True)
 class TargetThresholds:
-    """Thresholds of one target, chosen on the validation split; None if no threshold could be chosen."""
+    """Thresholds of a target's activation, chosen on the validation split; None if no threshold could be chosen."""
 
     youden: float | None = None
     at_sensitivity: float | None = None  # the highest threshold that reaches a given sensitivity
@@ -166,7 +166,7 @@ class TargetKind(Protocol):
         ...
 
     def apply_threshold(self, logit: float, threshold: float | None) -> Label:
-        """Return the predicted label at a threshold; None if the threshold is None."""
+        """Return the predicted label at a threshold of the activation; None if the threshold is None."""
         ...
 
     def select_labelled(self, labels: Sequence[Label], logits: Sequence[float]) -> tuple[Truth, Floats]:

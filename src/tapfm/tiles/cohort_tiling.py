@@ -81,7 +81,7 @@ def tile_cohort(
             list(jobs),
             TilingRecord,
             unselected_status="not tiled",
-            unselected_reason="no tiles with these settings",
+            unselected_reason="excluded by --only",
             on_save=partial(_write_overview_page, folder),
         )
         todo = table.select_remaining_jobs(jobs, only=only, force=force, load_finished=_load_finished_record)
@@ -139,7 +139,7 @@ def _reject_foreign_files(jobs: Sequence[TilingJob]) -> None:
     foreign = [path.name for path, slide_id in paths if path.exists() and not _is_replaceable(path, slide_id)]
     if foreign:
         raise InputError(
-            f"{jobs[0].folder}/patches contains {len(foreign):,} tile files that were not created by tapfm, such as "
+            f"{jobs[0].folder}/patches contains {len(foreign):,} tile files of another tool or another slide, such as "
             f"{foreign[0]}.",
             hint="Choose another folder with --out.",
         )
@@ -264,7 +264,7 @@ def _tile_and_write(job: TilingJob) -> TilingRecord:
 
 
 def _remove_results(job: TilingJob) -> None:
-    """Remove the files of a slide that were created with other settings."""
+    """Remove all output files of a slide, except tile files of another tool or another slide."""
     _overlay_path(job).unlink(missing_ok=True)
     _outline_path(job).unlink(missing_ok=True)
     for layout in LAYOUTS:

@@ -81,7 +81,7 @@ class StudyOptions:
         Option(
             "With --preset: random seed. Repeatable: one run of each model per seed.",
             metavar="N",
-            show_default="0",
+            show_default="0; several for stability",
             at_least=0,
         ),
     ] = ()

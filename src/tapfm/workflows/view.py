@@ -24,7 +24,10 @@ class ViewOptions:
 
     sources: Annotated[
         tuple[Path, ...],
-        Argument("Output folders of `tapfm predict`, folders of slides, or slides.", metavar="DIR|SLIDE..."),
+        Argument(
+            "Output folders of `tapfm predict`, slide files, folders of slides or cohort tables.",
+            metavar="DIR|SLIDE|COHORT.csv...",
+        ),
     ]
     _: KW_ONLY
     slides: Annotated[
