@@ -155,8 +155,8 @@ FORMATS: dict[str, list[Format]] = {
                 **TILE_ATTRIBUTES,
                 "patch_size": "TRIDENT: side of a tile after resizing, in pixels",
                 "patch_size_level0": "TRIDENT: side of a tile on the slide, in level-0 pixels",
-                "level0_magnification": "TRIDENT: effective magnification: 40 at 0.25 microns per pixel, 37.77 at "
-                "0.2645",
+                "level0_magnification": "TRIDENT: effective magnification. For tiles of 224 px: 40 at 0.25 microns "
+                "per pixel, 37.77 at 0.2645",
                 "level0_width": "TRIDENT: width of the slide, in level-0 pixels",
                 "level0_height": "TRIDENT: height of the slide, in level-0 pixels",
                 "overlap": "TRIDENT: overlap of neighbouring tiles, in pixels",

@@ -108,9 +108,8 @@ export class TileDialog {
     });
     const table = getElement("tile-values");
     table.replaceChildren(createElement("thead", {}, head), createElement("tbody", {}, ...rows));
-    const ranking = slide.layers.some((layer) => layer.kind === "contribution")
-      ? " Contributions are ranked by absolute value."
-      : "";
+    const absoluteLayers = slide.layers.filter((layer) => layer.scale.diverging).map(layerName);
+    const ranking = absoluteLayers.length ? ` Ranked by absolute value: ${absoluteLayers.join(", ")}.` : "";
     getElement("tile-position").textContent =
       `Upper left corner of the tile: ${formatPosition(slide, tiles, tile)} from the corner of the slide ` +
       `(level-0 pixels: ${formatCount(tiles.x[tile])}, ${formatCount(tiles.y[tile])}).${ranking}`;

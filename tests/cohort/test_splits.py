@@ -89,7 +89,7 @@ def test_read_splits_of_a_fold(tmp_path):
     assert read_splits(cohort, 1) == {"s1": "test"}
     with pytest.raises(CohortError, match="has no fold_2") as error:
         read_splits(cohort, 2)
-    assert "number of a fold (fold_0, fold_1)" in error.value.hint
+    assert "cohort.fold to a fold of the table (0, 1)" in error.value.hint
 
 
 def test_missing_splits_error_contains_split_command():

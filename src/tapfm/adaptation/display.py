@@ -33,7 +33,7 @@ class TrainingDisplay:
         self._tensorboard = _TensorBoardWriter(folder / "tensorboard", console)
 
     def close(self) -> None:
-        """Remove the bars and close the event file."""
+        """Stop the progress bars and close the event file."""
         self._progress.stop()
         self._tensorboard.close()
 

@@ -251,7 +251,7 @@ def _print_start(config: RunConfig, data: RunData, device: torch.device, learner
         lines.append(f"{format_count(len(data.failed), 'slide')} without tiles will not be used, see failures.csv.")
     if not data.slides_in(VALIDATION):
         lines.append("There are no validation slides, so the last epoch will be used.")
-    elif one_class_targets := [target for target in data.targets if not _has_both_classes(data, target)]:
+    elif one_class_targets := [target for target in data.targets if not _validation_has_both_classes(data, target)]:
         lines.append(
             f"No validation AUC for {', '.join(one_class_targets)}: the validation slides do not have both classes."
         )
@@ -265,7 +265,7 @@ def _print_start(config: RunConfig, data: RunData, device: torch.device, learner
         console.print(line, markup=False, soft_wrap=True)
 
 
-def _has_both_classes(data: RunData, target: str) -> bool:
+def _validation_has_both_classes(data: RunData, target: str) -> bool:
     return not data.targets[target].missing_class([slide.labels[target] for slide in data.slides_in(VALIDATION)])
 
 
@@ -294,7 +294,7 @@ def _foreign_feature_warnings(config: RunConfig, data: RunData) -> list[str]:
 
 
 def _print_best_epoch(progress: RunProgress, config: RunConfig, console: Console) -> None:
-    early = (
-        f" (early stopping: no better epoch in {config.selection.patience} epochs)" if progress.stopped_early else ""
-    )
+    early = ""
+    if progress.stopped_early:
+        early = f" (early stopping: no better epoch in {format_count(config.selection.patience, 'epoch')})"
     console.print(f"Best epoch: {(progress.best_epoch or 0) + 1} of {len(progress.history)}{early}.", markup=False)

@@ -2,7 +2,7 @@
 
 The format of tapfm is `slide_id,path[,patient_id][,mpp][,split][,cohort][,fold_0,...][,<labels>...]`. Tables of other
 tools are recognised by their columns. Ids are strings (007 stays 007). Paths are relative to the folder of the table.
-All problems of a table are reported in one error.
+The problems of all rows are reported in one error.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _slide_id_from_name(name: str) -> str:
 def read_cohort(source: Path, slides_folder: Path | None = None, *, must_exist: bool = True) -> Cohort:
     """Read a cohort table, a folder of slides, or a single slide.
 
-    Raises CohortError with all problems of the table. must_exist: a slide without a file is a problem.
+    Raises CohortError with the problems of all rows. must_exist: a slide without a file is a problem.
     """
     if not source.exists():
         raise CohortError(
@@ -141,7 +141,8 @@ def _cohort_from_files(source: Path) -> Cohort:
     ]
     if problems:
         raise CohortError(
-            "Several slides have the same file name, so their ids are not unique:\n  " + "\n  ".join(problems),
+            "Several slides have the same file name without suffix, so their ids are not unique:\n  "
+            + "\n  ".join(problems),
             hint="Write a cohort table with unique ids: tapfm inspect FOLDER --write-cohort cohort.csv",
         )
     return Cohort(tuple(rows), "folder")
@@ -355,7 +356,7 @@ def _find_slide_path(
 
 
 def parse_mpp(text: str) -> float | None:
-    """Parse microns per pixel; an empty text is None, an invalid one raises ValueError."""
+    """Parse microns per pixel; None if the text is empty, NA, NaN or None. Raises ValueError if it is invalid."""
     if text.lower() in ("", "na", "nan", "none"):
         return None
     value = float(text)

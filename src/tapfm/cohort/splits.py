@@ -65,11 +65,11 @@ def read_splits(cohort: Cohort, fold: int | None = None) -> dict[str, str]:
         )
     command = _split_command(cohort) if fold is None else _split_command(cohort, "--folds", "5")
     if not assigned:
-        found = fold_names(cohort)
+        found = [name.removeprefix("fold_") for name in fold_names(cohort)]
         raise CohortError(
             f"The cohort table has no {column}, so the slides for training are unknown.",
             hint=(
-                f"Set cohort.fold to the number of a fold ({', '.join(found)}), or create splits: "
+                f"Set cohort.fold to a fold of the table ({', '.join(found)}), or create splits: "
                 if found
                 else "Create splits: "
             )

@@ -33,7 +33,7 @@ def build_slide_count_blocks(run: ReportedRun, results: Sequence[SlideSetResults
     """Return the number of slides, patients and labels in each split and in each external cohort."""
     targets = target_kinds(run.targets)
     splits = [split for split in SPLITS if run.slides_of_split(split)]
-    rows = [_count_split(_split_title(split), run.slides_of_split(split), targets) for split in splits]
+    rows = [_count_split(_format_split(split), run.slides_of_split(split), targets) for split in splits]
     own_slides = {row.get("slide_id") for row in run.slides}
     for result in results:
         if not result.own_cohort or not {each.slide_id for each in result.predictions} <= own_slides:
@@ -50,13 +50,13 @@ def build_slide_count_blocks(run: ReportedRun, results: Sequence[SlideSetResults
     if origins:
         columns = [Column("", text=True), *(Column(name, text=True) for name in origins)]
         origin_rows = [
-            table_row(_split_title(split), *(counts[split] for counts in origins.values())) for split in splits
+            table_row(_format_split(split), *(counts[split] for counts in origins.values())) for split in splits
         ]
         blocks.append(Table(columns, origin_rows, "Origin of the slides"))
     return [*blocks, *_describe_failed(run)]
 
 
-def _split_title(split: str) -> str:
+def _format_split(split: str) -> str:
     return _SPLIT_TITLES.get(split, split)
 
 

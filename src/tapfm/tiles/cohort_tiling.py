@@ -210,7 +210,10 @@ def _outline_path(job: TilingJob) -> Path:
 
 
 def run_tiling_job(job: TilingJob) -> TilingRecord:
-    """Tile one slide and write its files. Runs in a worker."""
+    """Remove the old files of a slide, tile it and write its new files. Runs in a worker.
+
+    A slide without tiles gives a record with status "failed"; other errors are raised.
+    """
     cv2.setNumThreads(job.threads)  # several slides are tiled in parallel
     start = time.monotonic()
     _remove_results(job)

@@ -4,8 +4,9 @@ Files written by TRIDENT and CLAM can be read too.
 
 TRIDENT  <slide>_patches.h5   `coords` (N, 2) int64, top left corners in level-0 pixels. `patch_size` is the side of a
                               tile in pixels, `patch_size_level0` its side in level-0 pixels. TRIDENT computes the
-                              latter as patch_size * level0_magnification / target_magnification, so the effective
-                              magnification is stored: 40 at 0.25 um per pixel, 37.77 at 0.2645.
+                              latter as patch_size * level0_magnification / target_magnification, so tapfm stores as
+                              `level0_magnification` the value that gives the rounded side. For tiles of 224 px at
+                              0.5 um per pixel: 40 on a slide of 0.25 um per pixel, 37.77 on one of 0.2645.
 CLAM     <slide>.h5           `patch_size` is the side in pixels of `patch_level`: 448 at 40x where TRIDENT stores 224.
 
 All attributes are attributes of the dataset. tapfm adds attributes under names that neither tool uses.
@@ -186,7 +187,7 @@ def read_tiles(path: Path) -> TileSet:
         return _parse_tile_set(path, positions.astype(np.int64), attributes)
     except (KeyError, ValueError, TypeError) as error:
         raise TileStoreError(
-            f"{path} has an invalid attribute ({type(error).__name__}: {error}).", hint=_REGENERATE_HINT
+            f"{path} has a missing or invalid attribute ({type(error).__name__}: {error}).", hint=_REGENERATE_HINT
         ) from error
 
 
