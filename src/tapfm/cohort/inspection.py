@@ -48,7 +48,7 @@ class InspectedSlide:
 
 
 def collect_slides(sources: Sequence[Path], slides_folder: Path | None) -> list[SlideRow]:
-    """Return the slides of cohort tables, folders and slide files, including those whose file is missing."""
+    """Return the slides of cohort tables, folders and slide files, including table rows whose file is missing."""
     rows: list[SlideRow] = []
     for source in sources:
         if source.is_dir():

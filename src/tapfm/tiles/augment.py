@@ -1,4 +1,4 @@
-"""Augmentation of tiles on their device: flips, rotations, blur and stain jitter, sampled for each tile.
+"""Augmentation of tiles on a CPU or GPU: flips, rotations, blur and stain jitter, sampled for each tile.
 
 Parameters are sampled on the CPU, so that they are the same on every device. The parameters of a tile depend on the
 key of the random stream and on the tile's position in the bag, not on the number of tiles after it.
@@ -23,7 +23,7 @@ from tapfm.errors import SettingError, TileError
 from tapfm.runtime.seeding import make_rng
 
 FloatArray = NDArray[np.float64]
-AugmentFunction = Callable[[Tensor, Tensor, int, bool], Tensor]
+AugmentFunction = Callable[[Tensor, Tensor, int, bool], Tensor]  # signature of `_apply_parameters`
 
 # Pixels augmented at once, with several float32 copies.
 _SLICE_PIXELS, _CPU_SLICE_PIXELS = 2**22, 2**18

@@ -70,8 +70,8 @@ def tile_cohort(
     jobs = {row.slide_id: _make_job(row, folder, spec, layout, annotations.get(row.slide_id)) for row in rows}
     if tissue is not None:
         console.print(
-            f"Tissue annotations found for {len(annotations):,} of {len(rows):,} slides; "
-            f"the tissue of the others is detected automatically ({spec.tissue})."
+            f"Tissue annotations found for {len(annotations):,} of {len(rows):,} slides. "
+            f"Without an annotation, tissue is detected automatically ({spec.tissue})."
         )
     _reject_foreign_files(list(jobs.values()))
     with lock_folder(folder, "tapfm tile"), SlideClaims(folder) as claims:
@@ -277,12 +277,13 @@ def _remove_results(job: TilingJob) -> None:
 
 
 def _is_replaceable(path: Path, slide_id: str) -> bool:
-    """Return whether a tile file was written by tapfm for this slide, or is not a readable HDF5 file.
+    """Return whether a tile file was written by tapfm for this slide, or is not readable as HDF5.
 
     x_patches.h5 belongs to slide x in one layout and to slide x_patches in the other.
     """
     try:
-        tiles = read_tiles(path)
-    except TileStoreError:
-        return not h5py.is_hdf5(path)
-    return tiles.fingerprint is not None and tiles.slide_id == slide_id
+        with h5py.File(path, "r") as file:
+            attributes = file["coords"].attrs if "coords" in file else {}
+            return "tapfm_fingerprint" in attributes and attributes.get("name") == slide_id
+    except Exception:  # a damaged file can make h5py raise anything
+        return True

@@ -76,8 +76,9 @@ class _PendingRequest:
 
 
 class TileStream:
-    """Iterator over the results of requests, which are read ahead. `waited_s` is the total time the caller waited.
+    """Iterator over the results of requests. `waited_s` is the total time the caller waited.
 
+    workers: number of processes that read ahead; with 0, each request is read when its result is requested.
     allocate: returns the arrays that pixels are read into, for example in pinned memory.
     pool: workers that were already started with `serve_requests`; they are used first.
     """
