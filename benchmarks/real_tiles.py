@@ -158,7 +158,7 @@ class TileDataset:
     @cached_property
     def histograms(self) -> NDArray[np.int64]:
         """Colour histograms of each tile."""
-        from tapfm.tiles.colours import colour_histograms
+        from tapfm.tiles.colour_statistics import colour_histograms
 
         return np.stack([colour_histograms(tile[None]) for tile in self.pixels.numpy()])
 
@@ -572,7 +572,7 @@ def colour_logits(
 ) -> list[list[float]]:
     """Return the logits of the colour baseline for the test bags."""
     # imported here, because it needs the slide readers, which a machine for training may not have
-    from tapfm.tiles.colours import colour_statistics
+    from tapfm.tiles.colour_statistics import colour_statistics
 
     training = dataset.sample_bags("train", task, tiles, sizes.training_bags, seed)
     training_features, test_features = (

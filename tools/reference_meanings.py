@@ -105,6 +105,7 @@ TILING_COLUMNS: Meanings = {
     "removed_blur": "number of tiles removed: out of focus",
     "removed_unreadable": "number of tiles removed: could not be decoded",
     "warnings": "warnings about the slide",
+    "reason": "why the slide failed or was not tiled",
 }
 
 TILE_ATTRIBUTES: Meanings = {
@@ -259,7 +260,7 @@ FORMATS: dict[str, list[Format]] = {
                 "encoder_lr": "learning rate of the encoder",
                 "aggregator_lr": "learning rate of the aggregator",
                 "slides": "number of slides used for training",
-                "slides_failed": "number of slides that have failed so far",
+                "slides_failed": "number of slides that have failed so far, without those that could be read later",
                 "tiles": "number of tiles used for training",
                 "data_wait_fraction": "fraction of the time spent waiting for tiles",
                 "score": "selection score of the epoch: validation AUC, or the negative validation loss, or the epoch",
@@ -468,6 +469,7 @@ FORMATS: dict[str, list[Format]] = {
             "The slide and its predictions. It is written when the slide is finished.",
             {
                 "path": "path of the slide file, which may have been moved since",
+                "split": "`train`, `val` or `test`; null if the slide has no split",
                 "bounds": "scanned area: `x_px0`, `y_px0`, `width_px0` and `height_px0`",
                 "columns": "columns of `tiles.parquet`, except x and y",
                 "targets.TARGET.logit": "output of the model, before the sigmoid",
@@ -612,6 +614,7 @@ FORMATS: dict[str, list[Format]] = {
             "ablation.csv",
             "One row per variant, with the fit log L = a + b epoch.",
             {
+                "reason": "why the fit or the test AUC is missing",
                 "a": "intercept of the fit",
                 "b": "slope of the fit; the loss falls if it is below 0",
                 "b_low": "95% confidence interval of b, lower bound",

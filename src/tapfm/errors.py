@@ -164,7 +164,7 @@ class WeightsError(InputError):
 
 
 class WeightsNotFoundError(WeightsError):
-    """Weights are neither a local file nor available from the Hugging Face Hub."""
+    """Weights were not found at a path, in the tapfm package or on the Hugging Face Hub."""
 
 
 class GatedWeightsError(WeightsError):

@@ -12,7 +12,7 @@ from tapfm.cohort.cohort_table import SlideRow
 from tapfm.metrics.ranking import auc
 from tapfm.runs.data import RunSlide
 from tapfm.tasks.catalog import target_kinds
-from tapfm.tiles.colours import COLOUR_STATISTICS
+from tapfm.tiles.colour_statistics import COLOUR_STATISTICS
 from tapfm.tiles.store import TileSet
 
 

@@ -90,13 +90,13 @@ def test_mask_with_another_aspect_ratio_is_rejected(slide, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("no json", "is not a GeoJSON file"),
-        ('{"type": "FeatureCollection"}', "is not a GeoJSON file"),
+        ("no json", "cannot be read"),
+        ('{"type": "FeatureCollection"}', "cannot be read"),
         ('{"type": "FeatureCollection", "features": []}', "contains no polygon"),
         ('{"type": "Point", "coordinates": [1, 2]}', "contains no polygon"),
-        ('{"type": "Polygon", "coordinates": [["a"]]}', "is not a GeoJSON file"),
-        ('{"type": "Polygon", "coordinates": [[]]}', "is not a GeoJSON file"),
-        ('{"type": "Polygon", "coordinates": [[[0, 0], [NaN, 1], [1, 1]]]}', "is not a GeoJSON file"),
+        ('{"type": "Polygon", "coordinates": [["a"]]}', "cannot be read"),
+        ('{"type": "Polygon", "coordinates": [[]]}', "cannot be read"),
+        ('{"type": "Polygon", "coordinates": [[[0, 0], [NaN, 1], [1, 1]]]}', "cannot be read"),
         ('{"type": "Feature", "geometry": null, "properties": {}}', "contains no polygon"),
     ],
 )

@@ -46,7 +46,7 @@ def test_changed_output_requires_a_new_version(colours):
     message = describe_differences("colours", colours)
     assert "COLOURS_VERSION is still 1" in message
     assert "statistics: noise: 1 of 21 differ, first at [0]" in message
-    assert "increase COLOURS_VERSION in tiles/colours.py" in message
+    assert "increase COLOURS_VERSION in tiles/colour_statistics.py" in message
     assert message.endswith("then write the golden files again: python tools/write_golden.py")
 
 
@@ -63,7 +63,7 @@ def test_golden_files_are_only_written_for_a_new_version(colours, monkeypatch, c
     assert write_golden.main(["colours"]) == 1
     printed = capsys.readouterr().out
     assert "colours: not written" in printed
-    assert "Increase COLOURS_VERSION in tiles/colours.py first" in printed
+    assert "Increase COLOURS_VERSION in tiles/colour_statistics.py first" in printed
     monkeypatch.setattr(CASES["colours"].module, "COLOURS_VERSION", 2)
     assert write_golden.main(["colours"]) == 0
     printed = capsys.readouterr().out

@@ -194,7 +194,9 @@ class Learner:
         if smaller is None or self.model.encoder is None:
             raise TapfmError(
                 f"Slide '{slide_id}': {device} does not have enough memory for one step of this model.",
-                hint="To see which settings fit: tapfm plan RUN.toml",
+                hint="Start a new run with a smaller adaptation.tiles_per_slide, or another aggregator."
+                if self.model.encoder is None
+                else "To see which settings fit: tapfm plan RUN.toml",
             ) from error
         return smaller
 

@@ -286,7 +286,7 @@ def compute_aggregator_gradients(
                 f"The task has {len(task.target_kinds)} targets ({', '.join(task.target_kinds)}), but the aggregator's "
                 f"logits have shape {tuple(logits_C.shape)} and the slide's labels have shape "
                 f"{tuple(targets.labels_C.shape)}.",
-                hint="Build the aggregator with the same number of targets as the task.",
+                hint="The aggregator needs one logit per target, and Task.encode one label per target (None: missing).",
             )
         task_loss = task.loss(logits_C, targets)
         total_loss = task_loss if output.extra_loss is None else task_loss + output.extra_loss(task, targets)

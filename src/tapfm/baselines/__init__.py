@@ -1,1 +1,1 @@
-"""Baselines that every evaluation compares with the model."""
+"""The colour baseline, which `tapfm evaluate` compares with the model if it has the training slides of the run."""

@@ -36,7 +36,8 @@ class BaselineSlides:
 
     @property
     def all(self) -> list[RunSlide]:
-        """All slides; a slide_id may occur twice if another cohort uses the same ids."""
+        """All slides. A slide id occurs twice if an evaluated slide was used for training or validation, or if an
+        external cohort uses the same id."""
         return [*self.training, *self.validation, *self.evaluated]
 
 

@@ -15,7 +15,7 @@ from tapfm.runs.data import RunSlide
 from tapfm.runtime.csv_files import csv_line
 from tapfm.runtime.files import fingerprint, raise_if_disk_full
 from tapfm.runtime.progress import SlideProgress
-from tapfm.tiles.colours import COLOUR_STATISTICS, COLOURS_VERSION, colour_histograms, colour_statistics
+from tapfm.tiles.colour_statistics import COLOUR_STATISTICS, COLOURS_VERSION, colour_histograms, colour_statistics
 from tapfm.tiles.reading import TileRequest
 from tapfm.tiles.sampling import sample_tiles
 from tapfm.tiles.stream import TileStream

@@ -141,7 +141,11 @@ def measure_machine(
     quick: bool,
     console: Console,
 ) -> BenchResult:
-    """Run all measurements and show progress. A measurement that runs out of memory is recorded as a problem."""
+    """Run all measurements and show progress.
+
+    If encoding or a training step runs out of memory, this is recorded as its `problem`. Raises InputError if there is
+    not enough memory for the matrix product.
+    """
     check_scopes(setup, scopes)
     total = 2 + (not slides.files) + len({1, workers}) + len(_STRATEGIES) * len(scopes)
     with closing(_StageProgress(console, total)) as stages:

@@ -22,9 +22,9 @@ _SPLIT_ORDER = {"train": 0, "val": 1, "test": 2}
 def synth(options: workflow.SynthOptions) -> None:
     """Generate a cohort of synthetic H&E slides with a planted signal, to try tapfm without real slides.
 
-    In positive slides, some tumour nests have nuclei with a different size and
-    chromatin. Colour, tissue, site and scanner are sampled independently of the
-    label, and differ in the external cohort. The tiles with the signal are
+    In positive slides, some tumour nests have nuclei that differ in size, shape,
+    chromatin or arrangement. Colour, tissue, site and scanner are sampled
+    independently of the label, and differ in the external cohort. The tiles with the signal are
     recorded as ground truth. Run the same command again to resume.
 
     \b

@@ -48,7 +48,8 @@ def describe_invalid_values(error: ValidationError, settings: Sequence[SettingPa
 def suggest_setting(path: SettingPath, settings: Sequence[SettingPath]) -> str:
     """Return a suggestion for an unknown setting, such as "; did you mean cohort.table?", or "" if there is none.
 
-    A setting with the same key in another section is suggested first, then the one with the most similar key.
+    Suggests all settings with the same key in other sections. If there are none, suggests a similar key of the same
+    section, else a similar key of any section.
     """
     *section, key = path
     siblings = [setting for setting in settings if list(setting[:-1]) == section]
@@ -60,7 +61,7 @@ def suggest_setting(path: SettingPath, settings: Sequence[SettingPath]) -> str:
 
 
 def find_problems(config: RunConfig) -> Iterator[str]:
-    """Yield a message for each unknown name, and for settings that contradict each other."""
+    """Yield a message for each problem that involves several settings, the aggregator, the targets or the scope."""
     method, optimiser, schedule = config.adaptation.method, config.optimiser, config.schedule
     yield from _find_aggregator_problems(config)
     if method != "tapfm" and config.adaptation.lambda_ != 0:

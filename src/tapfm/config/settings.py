@@ -208,7 +208,7 @@ class MachineSection(SettingsModel):
     device: str = setting("auto (a GPU if there is one), cpu, cuda, cuda:1, ...", default="auto")
     gpu_memory_gib: Positive | None = setting("maximum GPU memory to use, in GiB", default=None, examples=[24.0])
     offload_optimiser: bool | Literal["auto"] = setting(
-        "store the optimiser state in CPU memory; auto: if GPU memory is too small", default="auto"
+        "store the optimiser state in CPU memory; auto: as the memory plan chooses", default="auto"
     )
     compile: bool | Literal["auto"] = setting(
         "compile the encoder blocks with torch.compile; auto: on a GPU where this works", default="auto"

@@ -90,7 +90,10 @@ class StudyConfig(SettingsModel):
     unit: Literal["slide", "patient"] = setting(
         "unit of the metrics: slide, or patient (mean probability of the patient's slides)", default="patient"
     )
-    resamples: Count = setting("bootstrap resamples of patients for confidence intervals", default=2000)
+    resamples: Count = setting(
+        "bootstrap resamples for confidence intervals: of patients; for the accuracy in the task of [probe], of tiles",
+        default=2000,
+    )
     cohort: SlidesSection
     external: SlidesSection | None = None
     weights: dict[str, Path] = setting("weights file or folder of each encoder, by encoder name", default_factory=dict)
@@ -103,7 +106,7 @@ class StudyConfig(SettingsModel):
         "variants of the settings; every model is trained with each variant", default_factory=list
     )
     probe: ProbeSection | None = None
-    notes: list[str] = setting("notes for readers; study.md starts with them", default_factory=list)
+    notes: list[str] = setting("notes for readers; shown in the overview of study.md", default_factory=list)
 
     @property
     def is_multilabel(self) -> bool:
@@ -174,7 +177,8 @@ def _resolve_encoder_names(config: StudyConfig) -> tuple[StudyConfig, list[str]]
         try:
             keys[name] = find_encoder_card(name).key
         except InputError as error:
-            problems.append(f"encoders: {error.message} {error.hint}")
+            setting_name = "encoders" if name in config.encoders else "weights"
+            problems.append(f"{setting_name}: {error.message} {error.hint}")
     if problems:
         return config, problems
     weights = {keys[name]: path for name, path in config.weights.items()}

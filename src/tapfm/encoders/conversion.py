@@ -72,7 +72,7 @@ def _unwrap(checkpoint: Mapping[str, Any]) -> StateDict:
 
 
 def _strip_prefixes(state: StateDict) -> StateDict:
-    """Strip prefixes that all keys share ('module.', 'backbone.', ...)."""
+    """Strip prefixes that all keys of the encoder share ('module.', 'backbone.', ...). Keys of heads may lack them."""
     while True:
         inside = [n for n in state if not _NON_ENCODER_KEYS.match(n)]
         prefix = next((p for p in _PREFIXES if inside and all(n.startswith(p) for n in inside)), None)

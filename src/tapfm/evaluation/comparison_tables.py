@@ -21,7 +21,7 @@ from tapfm.runtime.csv_files import write_csv
 from tapfm.runtime.files import write_atomically
 from tapfm.runtime.messages import format_count
 
-_MAX_LISTED = 10  # patients listed on the page; excluded.csv contains all
+_MAX_LISTED = 10  # entries per list on the page; comparison.json contains all
 FILES = ("comparison.json", "comparison.csv", "comparison.md", "differences.png", "excluded.csv")
 _PAIRED_NOTE = (
     "Differences are paired: all models are evaluated on the same patients and the same bootstrap resamples. "

@@ -240,7 +240,7 @@ def _average_slide(predictions: Sequence[Prediction], targets: TargetKinds) -> P
         if any(each.labels.get(target) != first.labels.get(target) for target in targets):
             raise LabelError(
                 f"Slide '{first.slide_id}' has different labels in the members of the ensemble.",
-                hint="Predict with the same cohort table for every member of the ensemble.",
+                hint="Use members that were trained with the same labels.",
             )
     return replace(first, logits=_combine_logits(predictions, targets))
 

@@ -38,7 +38,8 @@ class FinishedSlide(NamedTuple):
 class FinishedSlides:
     """A file with one line per finished slide.
 
-    A line is valid for one model, one `FEATURES_VERSION` and, if `digests` has the slide, one digest of its content.
+    A line is valid for one model, one `FEATURES_VERSION` and, if `digests` has the slide, one digest of its inputs
+    (tiles and slide files, or stored features).
     """
 
     def __init__(self, path: Path, model_digest: str, digests: Mapping[str, str] | None = None) -> None:
@@ -68,7 +69,7 @@ class FinishedSlides:
             raise
 
     def _line_key(self, slide_id: str) -> str:
-        """Return what a valid line of the slide starts with: model, version and, if known, digest of its content."""
+        """Return what a valid line of the slide starts with: model, version and, if known, digest of its inputs."""
         return f"{self._model} {self._digests[slide_id]}" if slide_id in self._digests else self._model
 
 

@@ -98,7 +98,7 @@ class Predictor:
         if len(tile_sizes) > 1:
             raise InputError(
                 f"The members of the ensemble take tiles of different sizes: {', '.join(map(str, tile_sizes))} px.",
-                hint="Evaluate each member separately, then compare the evaluations: tapfm compare",
+                hint="Predict with each member separately.",
             )
         self.tile_px = tile_sizes[0] if tile_sizes else None  # None: stored features
         self.device = self._encoders[0].device if self._encoders else self._models[0].device

@@ -98,7 +98,7 @@ def _select_split(cohort: Cohort, split: str, source: Path) -> Cohort:
 
 
 def _read_known_labels(cohort: Cohort, targets: TargetKinds) -> tuple[list[dict[str, Label]], list[str]]:
-    """Return the labels of the targets that the table has, and warnings. Labels are only shown, not used."""
+    """Return the labels of each slide by target (None if unknown), and warnings. Predictions do not depend on them."""
     known = {target: kind for target, kind in targets.items() if target in cohort.label_names}
     try:
         labels = read_labels(cohort, known) if known else {}
@@ -225,7 +225,7 @@ def _find_stored_tiles(requested: RequestedSlides, folder: Path, failed: Mapping
             all_failed[slide.row.slide_id] = Failure(error.message, error.hint, stage="tiles")
     if not found and not failed:
         raise CohortError(
-            f"{folder} has no tiles for any of {format_count(len(requested.slides), 'slide')}.",
+            f"{folder} has no readable tiles for any of {format_count(len(requested.slides), 'slide')}.",
             hint="Pass the output folder of tapfm tile for these slides, or omit --tiles to tile them now.",
         )
     return TiledSlides(tuple(found), all_failed)

@@ -73,7 +73,10 @@ def read_evaluation_folder(path: Path) -> ResultFolder:
     if not (path / _EVALUATION_JSON).is_file():
         raise InputError(f"{path} is not an evaluation folder.", hint=f"Create one: {command}")
     if not (path / "metrics.json").is_file():
-        raise InputError(f"The evaluation {path} is not finished.", hint=f"Resume it: {command} --resume")
+        raise InputError(
+            f"The evaluation {path} is not finished.",
+            hint="To finish it, run the same tapfm evaluate command again with --resume.",
+        )
     return ResultFolder(path, _read_json(path / _EVALUATION_JSON))
 
 

@@ -102,7 +102,7 @@ def cell_reason(cell: Cell) -> str:
 
 
 def list_reasons(table: Table) -> list[str]:
-    """Return the distinct reasons for missing values in a table."""
+    """Return the distinct texts of `cell_reason` in a table."""
     return list(dict.fromkeys(reason for row in table.rows for cell in row.cells if (reason := cell_reason(cell))))
 
 

@@ -65,7 +65,10 @@ class RunSlide:
         return fingerprint(files)[:16] if files else None
 
     def column_value(self, name: str) -> str:
-        """Return the value in a column of the cohort table; mpp is taken from the tiles if the table has none."""
+        """Return the value in a column of the cohort table, as text.
+
+        mpp is rounded to two decimals, and taken from the tiles if the table has none.
+        """
         if name in self.row.labels:
             return self.row.labels[name]
         if name == "mpp":

@@ -96,7 +96,8 @@ def read_evaluation_slides(model_folder: ModelFolder, request: EvaluationRequest
             failed[row.slide_id] = error.message
         else:
             chosen.append(slide)
-    _check_any_slide_chosen(cohort, chosen, failed, tiles_folder, features_folder, split)
+    searched_split = (split or TEST) if is_run_cohort else split
+    _check_any_slide_chosen(cohort, chosen, failed, tiles_folder, features_folder, searched_split)
     if features_folder is None:
         _check_any_file_exists(cohort, [slide.row for slide in chosen])
     if is_run_cohort:

@@ -58,7 +58,7 @@ class RestorableLearner(Protocol):
         """Return the weights that training changes."""
 
     def state(self) -> dict[str, Tensor]:
-        """Return the weights and the state of the optimisers."""
+        """Return everything that the next step depends on: weights, state of the optimisers, random states."""
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Load the tensors that `state` returned."""

@@ -1,4 +1,4 @@
-"""Graceful stop on Ctrl-C and SIGTERM: the slide or training step in progress is finished and saved first."""
+"""Graceful stop on Ctrl-C and SIGTERM: finished work is saved first."""
 
 from __future__ import annotations
 
@@ -45,9 +45,6 @@ class StopSignalHandler:
         now = time.monotonic()
         if self._received_signal is None:
             self._received_signal, self._received_at = number, now
-            self._print(
-                "The command will stop when the slide or training step in progress is saved. "
-                "Press Ctrl-C again to stop now."
-            )
+            self._print("The command will save finished work and stop. Press Ctrl-C again to stop now.")
         elif now - self._received_at > _DUPLICATE_SIGNAL_WINDOW_S:
             raise SystemExit(128 + self._received_signal)

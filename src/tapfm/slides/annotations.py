@@ -43,8 +43,8 @@ def _read_polygons(path: Path, bounds: Box) -> list[list[Ring]]:
         polygons = list(_iterate_polygons(document, bounds))
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise SlideError(
-            f"{path} is not a GeoJSON file with polygons ({type(error).__name__}: {error}).",
-            hint="Export the annotations from QuPath as a FeatureCollection in level-0 pixels.",
+            f"The polygons in {path} cannot be read ({type(error).__name__}: {error}).",
+            hint="Export the annotations from QuPath again, as a FeatureCollection in level-0 pixels.",
         ) from error
     if not polygons:
         raise SlideError(

@@ -82,7 +82,7 @@ def resolve_scale(metadata: SlideMetadata, table_mpp: float | None = None) -> Sc
 
 
 def _objective_mismatch_warnings(mpp: float, objective_power: float | None) -> tuple[str, ...]:
-    """Return a warning if the microns per pixel differ from the usual value of the objective power."""
+    """Return a warning if the microns per pixel differ by more than 15% from the usual value of the objective power."""
     if objective_power is None:
         return ()
     nominal = nominal_mpp(objective_power)

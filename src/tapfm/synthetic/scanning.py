@@ -173,7 +173,8 @@ def _sample_curve(
     """Sample a curve with its middle at (middle_x, middle_y); return its points (x, y).
 
     middle_x, middle_y, length: in pixels of the image that the curve is drawn on.
-    bend: standard deviation of the angle by which the curve turns from start to end, in radians.
+    bend: standard deviation of the angle by which the curve turns from start to end, in radians. A small random wave
+        is added.
     """
     angle, turn = rng.uniform(0, 2 * np.pi), rng.normal(0, bend)
     steps = np.linspace(-0.5, 0.5, 24)

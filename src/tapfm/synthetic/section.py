@@ -31,7 +31,7 @@ Outline: TypeAlias = Literal["resection", "chips", "cores"]  # one large piece, 
 MAP_MPP = 1.0  # um per pixel of the masks and maps of a section
 _MAX_FOCI_FRACTION_OF_EPITHELIUM = 0.9  # of all foci together
 _MIN_LUMEN_UM2, _MAX_LUMEN_UM2 = 180, 30_000
-_MARGIN_FRACTION = 0.06  # mean width of the glass along the edges of the slide, as a fraction of its shorter side
+_MARGIN_FRACTION = 0.06  # mean width of the strip without tissue along the edges, as a fraction of the shorter side
 
 
 class Compartment(IntEnum):

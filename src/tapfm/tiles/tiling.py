@@ -26,7 +26,7 @@ from tapfm.tiles.grid import Positions, TileSpec, TileStatus, mask_coverage, til
 TILING_VERSION = 1
 
 _MAX_PEN_FRACTION = 0.05  # of a tile; a model could use more ink as a shortcut
-_MAX_PADDING_FRACTION = 0.5
+_MIN_PADDING_FRACTION = 0.5  # a tile with too little tissue and more padding than this is counted as padding
 _MAX_ENLARGEMENT = 4  # a larger factor means that the scale is wrong
 _CHECKED_TILES = 64  # tiles read at full resolution to check that a slide is readable
 _BLOCK_TILES = 8  # blocks of up to 8 x 8 tiles are read as one image to measure the sharpness of each tile
@@ -98,7 +98,7 @@ def tile_slide(
     on_pen = on_tissue & ((coverage(pen) > _MAX_PEN_FRACTION) | (coverage(tissue & ~pen) < min_tissue))
     statuses = np.full(len(positions), TileStatus.KEPT, np.uint8)
     statuses[~on_tissue] = TileStatus.BACKGROUND
-    statuses[~on_tissue & (coverage(detect_padding(thumbnail.pixels)) > _MAX_PADDING_FRACTION)] = TileStatus.PADDING
+    statuses[~on_tissue & (coverage(detect_padding(thumbnail.pixels)) > _MIN_PADDING_FRACTION)] = TileStatus.PADDING
     statuses[on_pen] = TileStatus.PEN
     warnings = list(scale.warnings)
     with open_strict_reader(slide) as reader, ThreadPoolExecutor(1) as executor:

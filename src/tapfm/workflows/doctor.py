@@ -121,7 +121,7 @@ def _torch_finding() -> Finding:
                 return Finding("GPU", "note", f"{found}, torch.compile does not work", advice)
             return Finding("GPU", "ok", f"{found}, torch.compile works")
         if torch.backends.mps.is_available():
-            return Finding("GPU", "note", "Apple GPU", _NO_GPU_ADVICE)
+            return Finding("GPU", "note", "Apple GPU, not supported; tapfm uses the CPU", _NO_GPU_ADVICE)
     except Exception as error:  # a broken installation can raise anything
         return Finding("torch", "broken", f"{type(error).__name__}: {error}", "pip install --force-reinstall torch")
     return Finding("GPU", "note", "none; torch uses the CPU", _NO_GPU_ADVICE)

@@ -31,14 +31,18 @@ class EvaluateOptions:
     slides: SlidesFolder = None
     tiles: Annotated[
         Path | None,
-        Option("Output folder of `tapfm tile` for the evaluated slides.", metavar="DIR", show_default="as in the run"),
+        Option(
+            "Output folder of `tapfm tile` for the evaluated slides.",
+            metavar="DIR",
+            show_default="as in the run; none with --cohort",
+        ),
     ] = None
     features: Annotated[
         Path | None,
         Option(
             "Output folder of `tapfm embed` for the evaluated slides, for models of method fixed.",
             metavar="DIR",
-            show_default="as in the run",
+            show_default="as in the run; none with --cohort or --tiles",
         ),
     ] = None
     split: Annotated[

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from tapfm.tiles.colours import _PERCENTILES as PERCENTILES
-from tapfm.tiles.colours import _STATISTICS as STATISTICS
-from tapfm.tiles.colours import COLOUR_STATISTICS, colour_histograms, colour_statistics
+from tapfm.tiles.colour_statistics import _PERCENTILES as PERCENTILES
+from tapfm.tiles.colour_statistics import _STATISTICS as STATISTICS
+from tapfm.tiles.colour_statistics import COLOUR_STATISTICS, colour_histograms, colour_statistics
 
 
 def random_tiles(seed, tiles=3, side=20):
