@@ -1,4 +1,5 @@
-# Every target creates the virtual environment if it is missing or older than pyproject.toml and constraints.txt.
+# Every target except help creates the virtual environment if it is missing, or older than pyproject.toml or
+# constraints.txt.
 PYTHON ?= python3
 VENV   := .venv
 READY  := $(VENV)/.ready
@@ -12,7 +13,7 @@ PAGES  := src/tapfm/viewer/static/index.html
 help:  ## list these targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-setup: $(READY) $(PAGES)  ## create the virtual environment (.venv) and build the viewer's pages; the other targets need both
+setup: $(READY) $(PAGES)  ## create the virtual environment (.venv) and build the viewer's pages; other targets do so when needed
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -25,7 +26,7 @@ $(PAGES): $(wildcard frontend/src/*) frontend/build.mjs frontend/package.json fr
 	@if ! command -v npm >/dev/null; then echo "npm was not found; skipping the pages of tapfm view. Install Node.js to build them."; \
 	elif npm --prefix frontend ci --ignore-scripts --loglevel=error >/dev/null && npm --prefix frontend run --silent build; \
 	then echo "built the pages of tapfm view"; \
-	else echo "npm could not build the pages of tapfm view; skipping them. Run npm --prefix frontend run build to see the error."; fi
+	else echo "npm could not build the pages of tapfm view; skipping them. To see the error: npm --prefix frontend ci && npm --prefix frontend run build"; fi
 
 demo: $(READY) $(PAGES)  ## run the whole workflow on synthetic slides, in minutes, without a GPU (OPTIONS=--full: longer)
 	@$(BIN)/tapfm demo $(OPTIONS)
@@ -43,10 +44,10 @@ lint: $(READY)  ## check style, unused public names and plain English
 typecheck: $(READY) $(PAGES)  ## check types
 	$(BIN)/mypy
 	@if [ -d frontend/node_modules ]; then npm --prefix frontend run --silent check; \
-	else echo "frontend/node_modules is missing; not checking the pages of tapfm view. Run make setup with npm installed."; fi
+	else echo "frontend/node_modules is missing; not checking the pages of tapfm view. Install Node.js and run npm --prefix frontend ci."; fi
 
 # to compare two versions: benchmarks/compare_speed.py OLD_COMMIT
-bench: $(READY)  ## run the benchmarks that need no GPU: startup, tile reading, viewer, sampled gradients, one step, data loading
+bench: $(READY)  ## run benchmarks that need no GPU: startup, tile reading, viewer, sampled gradients, one step, data loading
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/reading.py
 	$(BIN)/python benchmarks/viewer.py

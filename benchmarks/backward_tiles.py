@@ -3,7 +3,7 @@
     python benchmarks/backward_tiles.py                    # about a minute on two cores
     python benchmarks/backward_tiles.py --json out/subset.json
 
-Generates synthetic slides, and trains an aggregator on features of tapfm-pocket. On two other slides, one of each
+Generates synthetic slides, and trains aggregators on features of tapfm-pocket. On two other slides, one of each
 class, it computes each tile's contribution to the encoder's gradient (eq. 7) once. The gradient of a sample is a
 weighted sum of contributions. Prints Markdown: the mean squared error of the sampled gradient, relative to the squared
 norm of the whole gradient, for n of K tiles that are sampled
@@ -163,7 +163,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiles", type=int, default=120, help="approximate tissue tiles per measured slide")
     parser.add_argument("--training-slides", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=240, help="training steps of the aggregator")
+    parser.add_argument("--steps", type=int, default=240, help="training steps of each aggregator")
     parser.add_argument("--samples", type=int, default=2000, help="samples per error")
     parser.add_argument("--json", type=Path, help="also write the results to this file")
     arguments = parser.parse_args()

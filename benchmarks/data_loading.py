@@ -1,6 +1,6 @@
 """Measure whether training waits for tiles, with 40x slides and different numbers of worker processes.
 
-    python benchmarks/data_loading.py                          # UNI's architecture; needs a GPU
+    python benchmarks/data_loading.py                          # UNI's architecture; for a GPU
     python benchmarks/data_loading.py --encoder tapfm-pocket --tiles 40 --workers 0 1 2
     python benchmarks/data_loading.py --workers                # only augmentation
 

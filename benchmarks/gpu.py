@@ -57,7 +57,7 @@ PARTS = ("peak", "gradients", "encode", "step", "large", "lora", "uni", "small",
 
 @dataclass
 class Row:
-    """One measurement. `ratio` is the speed relative to the reference step of the same run."""
+    """One measurement. `ratio` is the speed relative to the reference: the step or the encoding of published code."""
 
     task: str
     strategy: str
@@ -72,7 +72,7 @@ class Row:
 
 
 class HostTiles:
-    """Many tiles in host memory that share the pixels of a few. Every slice is pinned memory."""
+    """Many tiles that share the pixels of a few in pinned host memory. Slices are copied to the GPU."""
 
     def __init__(self, pixels: Tensor, count: int) -> None:
         self._pixels, self._count = pixels, count

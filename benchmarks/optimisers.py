@@ -17,10 +17,11 @@ of a later step: allocated bytes on CUDA, resident memory of the process on the 
 
 Accuracy: a tensor of 16,384 elements and fixed gradients. `difference` is |p - p64| / |p64 - p0|, where p64 is AdamW in
 float64, and p are the most precise values of the optimiser: its master weights if it has them, else its weights. With
-bfloat16 weights, `master weights` means that this script stores float32 copies for an optimiser without master weights
-(torch: unless `no master weights`). The others update bfloat16 weights, torchao with stochastic rounding. Gradients are
+bfloat16 weights, tapfm keeps float32 master weights. For torch (except `no master weights`) and in the rows named
+`master weights`, this script keeps them. The other rows update bfloat16 weights, torchao with stochastic rounding.
+Gradients are
     even      noise around a constant, with the same scale for all elements
-    spread    the same, but the scales in a block differ by up to a factor of 1,000
+    spread    the same, but the scales of the elements differ by up to a factor of 1,000
     tiny      like `spread`, times 1e-7
     falling   half of the elements fall to a thousandth after 50 steps; only these are compared. Their second moment
               then decreases by 0.1% per step, which rounding to nearest would lose

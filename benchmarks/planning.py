@@ -5,7 +5,8 @@
     python benchmarks/planning.py --json out/planning.json
 
 Builds each configuration with random weights, runs three steps and reads the peak memory from torch. Prints Markdown:
-predicted and measured GiB, the memory that torch reserved, tiles per second, and the predicted passes.
+predicted and measured GiB, the memory that torch reserved, tiles per second, and the predicted work per tile in forward
+passes.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from tapfm.tasks.cross_entropy import encode_labels
 
 TASK = BinaryTask.from_training_labels("FGFR3", [1] * 16 + [0] * 84)
 TARGETS = encode_labels([1])
-FITTED = ("nothing", "pointwise", "mlp", "backward", "adapters_backward", "overhead_bytes")
+FITTED = ("saved_at_nothing", "saved_at_pointwise", "saved_at_mlp", "backward", "adapters_backward", "overhead_bytes")
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ are sampled from disjoint tiles of `train`, test bags from `test`. They are the 
 bags depend on the seed.
 
 Stages: "rates" selects the learning rates of each model on validation bags, with a seed that is not used again.
-"binary" compares all models with K = 50. "large" (K = 200) and "multilabel" compare the models that are best on
-validation bags. Each finished job is one line of the results file and is not repeated. Ctrl-C discards running jobs.
+"binary" compares all models with K = 50. "large" (K = 200) and "multilabel" compare TAPFM with the fixed and the
+fine-tuned model that are best on validation bags. Each finished job is one line of the results file and is not
+repeated. Ctrl-C discards running jobs.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ from tapfm.runtime.seeding import make_rng
 from tapfm.tasks.catalog import build_task, target_kinds
 from tapfm.tasks.cross_entropy import encode_labels
 from tapfm.tiles.augment import Augmentation, augment
+from tapfm.tiles.colour_statistics import colour_histograms, colour_statistics
 
 CLASSES = ("AC", "H", "S", "T", "V")
 TARGETS = {"binary": ("AC",), "multilabel": ("AC", "S", "T", "V")}
@@ -158,8 +160,6 @@ class TileDataset:
     @cached_property
     def histograms(self) -> NDArray[np.int64]:
         """Colour histograms of each tile."""
-        from tapfm.tiles.colour_statistics import colour_histograms
-
         return np.stack([colour_histograms(tile[None]) for tile in self.pixels.numpy()])
 
     def sample_bags(self, split: str, task: str, tiles: int, count: int, *rng_key: int | str) -> Bags:
@@ -418,7 +418,7 @@ def choose_sizes(arguments: argparse.Namespace) -> Sizes:
 
 
 def train(arguments: argparse.Namespace) -> None:
-    """Run all stages. Several processes share a GPU, because one small encoder does not use it fully."""
+    """Run all stages. With --processes, several jobs share a GPU, because one small encoder does not use it fully."""
     results, deadline = Results(arguments.results), time.monotonic() + 60 * arguments.minutes
     context = multiprocessing.get_context("spawn")
     jobs, rows = context.Queue(), context.Queue()
@@ -571,9 +571,6 @@ def colour_logits(
     dataset: TileDataset, task: str, tiles: int, sizes: Sizes, seed: int, test: Bags
 ) -> list[list[float]]:
     """Return the logits of the colour baseline for the test bags."""
-    # imported here, because it needs the slide readers, which a machine for training may not have
-    from tapfm.tiles.colour_statistics import colour_statistics
-
     training = dataset.sample_bags("train", task, tiles, sizes.training_bags, seed)
     training_features, test_features = (
         np.array([colour_statistics(dataset.histograms[rows].sum(0)) for rows in bags.rows])

@@ -1,6 +1,6 @@
 """Measure the time from a slide file to its prediction, as in `tapfm predict`, for a 40x slide of about 10,000 tiles.
 
-    python benchmarks/slide_to_prediction.py                          # H-optimus-0's architecture; needs a GPU
+    python benchmarks/slide_to_prediction.py                          # H-optimus-0's architecture; for a GPU
     python benchmarks/slide_to_prediction.py --precision float8
     python benchmarks/slide_to_prediction.py --encoder tapfm-pocket --tiles 300 --workers 2
 

@@ -4,9 +4,9 @@
     python benchmarks/whole_slide.py --side 20000 --copies 2
 
 The slide has many copies of one synthetic 40x section (as from `tapfm synth`) on glass. It is a pyramid of JPEG tiles
-of 512 px. The model is tapfm-pocket with an untrained aggregator: memory does not depend on it. Memory is the sum of
-the proportional set sizes (PSS, which counts shared memory once) of the command and its child processes, sampled ten
-times per second. Prints Markdown; --json saves the values.
+of 512 px. The model is tapfm-pocket with an untrained aggregator: memory does not depend on the weights. Memory is the
+sum of the proportional set sizes (PSS, which counts shared memory once) of the command and its child processes, sampled
+ten times per second. Prints Markdown; --json saves the values.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
 
 Generates a synthetic cohort, adapts tapfm-pocket on some of its slides at their true scale, and predicts the test
 slides several times: with the microns per pixel of the slide files, with multiples of them in the column `mpp`, and
-with those of 40x slides doubled, as if they were 20x slides. It runs tapfm commands only. Prints Markdown: the AUC with
-DeLong's confidence interval, the p value of DeLong's paired test against the true scale, and the changes of
-probabilities and calls.
+with those of 40x slides doubled, as if they were 20x slides. Prints Markdown: the AUC with DeLong's
+confidence interval, the p value of DeLong's paired test against the true scale, and the changes of probabilities and
+calls.
 """
 
 from __future__ import annotations

@@ -70,6 +70,19 @@ def test_run_config_can_replace_the_file(tmp_path):
     assert tapfm.plan(configure(tmp_path, adaptation={"method": "fixed"})) is None
 
 
+def test_defaults_follow_the_recipe_encoder_and_method_that_replace_those_of_the_file(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'cohort.table = "cohort.csv"\ntiles = { folder = "tiles", features = "features" }\n'
+        'encoder.name = "uni"\ntask.targets = ["FGFR3"]\n'
+    )
+    config = tapfm.configure(file, recipe="reference", encoder={"name": "h-optimus-0"})
+    assert (config.adaptation.tau, config.adaptation.tiles_per_slide) == (0.1, 75)
+    assert config.cohort.table == tmp_path / "cohort.csv"
+    fixed = tapfm.configure(file, adaptation={"method": "fixed"})
+    assert (fixed.aggregator.name, fixed.schedule.epochs) == ("abmil", 50)
+
+
 def test_invalid_study_object_raises_input_error(tmp_path):
     with pytest.raises(InputError, match="dict is not a study"):
         tapfm.run_study({"name": "first"}, out=tmp_path / "study")

@@ -2,7 +2,8 @@
 
     python tools/check_language.py    # one line `file:line: found; write ...` for each; exit status 1 if there are any
 
-The list is `tools/language.toml`. Phrases are searched in every text file that git tracks, names in Python files only.
+The list is `tools/language.toml`. Phrases are searched in every text file that git does not ignore, names in Python
+files only.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     python tools/compare_versions.py COMMIT --tolerance 1e-4  also after a change of training
     python tools/compare_versions.py COMMIT --keep DIR        keep the files of both versions, in DIR/old and DIR/new
 
-Both versions run the commands of `version_scenario.py` on the same synthetic slides, on the CPU with one thread, for
-about a minute each. `version_outputs.py` defines which files and fields are compared or renamed.
+Both versions run the commands of `version_scenario.py`, from `tapfm synth` to `tapfm predict`, on the CPU with one
+thread, for about a minute each. `version_outputs.py` defines which files and fields are compared or renamed.
 
 Exit code 0: no difference. 1: something differs, or a version failed. 2: invalid input.
 """

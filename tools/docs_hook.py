@@ -2,7 +2,7 @@
 
 Pages link to files of the repository, which a code-hosting site shows but the docs site does not contain. Such a link
 becomes plain text. CONTRIBUTING.md and CHANGELOG.md become pages. A broken link stays unchanged, and mkdocs reports it.
-A `<` that does not start an HTML tag, as in <z, g>, is escaped.
+A `<` is escaped, as in <z, g>, unless it starts a <div>, an HTML comment or a URL.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 # files of the repository that have a corresponding page on the site
 SITE_PAGES = PAGES | {"README.md": HOME}
 
-# Matches code (left unchanged), links (whose text may contain code), and `<` that does not start a tag.
+# Matches code (left unchanged), links (whose text may contain code), and `<` that does not start a div, comment or URL.
 _SPAN = re.compile(
     r"^(?P<fence>`{3,}|~{3,})[^\n]*\n.*?^(?P=fence)[`~]*[ ]*$"
     r"|^ {4}[^\n]*$"

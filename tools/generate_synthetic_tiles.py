@@ -4,7 +4,7 @@
     PYTHONPATH=src python tools/generate_synthetic_tiles.py out/probe --probe --slides 240
 
 The first command writes unlabelled tiles as `NNN.npy` (n, 224, 224, 3), from slides of both tasks and all difficulties.
-The second writes `train.npz`, `test.npz` and `external.npz`, from different seeds. Their arrays have a row per tile:
+The second writes `train.npz`, `test.npz` and `external.npz`, with another seed. Their arrays have a row per tile:
 `tiles` (pixels), `slide` (slide id), `label` (of the slide), `signal` (fraction of the tile with the signal), `truth`
 (whether the tile counts as positive) and `nests` (fraction of the tile that is epithelium).
 """
@@ -35,7 +35,7 @@ COLUMNS = ("tiles", "slide", "label", "truth", "signal", "nests")
 
 
 def generate_tiles(planned: PlannedSlide) -> tuple[str, npt.NDArray[np.uint8], dict[str, npt.NDArray[np.float64]]]:
-    """Return id, tiles and signal fractions of a slide. Tiles are JPEG-compressed and have 0.5 um per pixel."""
+    """Return id, tiles and signal fractions of a slide. Tiles have 0.5 um per pixel and JPEG artefacts."""
     cv2.setNumThreads(1)  # slides are processed in parallel
     rendered = render_slide(planned)
     quality = [cv2.IMWRITE_JPEG_QUALITY, planned.scanner.jpeg_quality]
@@ -138,12 +138,18 @@ def write_probe_tiles(folder: Path, count: int, tiles_per_slide: int, task: str,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="output folder")
-    parser.add_argument("--slides", type=int, default=800, help="number of slides")
+    parser.add_argument(
+        "--slides", type=int, default=800, help="number of slides; --probe adds half as many external slides"
+    )
     parser.add_argument("--tiles", type=int, default=80, help="approximate number of tissue tiles per slide")
-    parser.add_argument("--minutes", type=float, default=np.inf, help="stop after this time and keep the tiles so far")
+    parser.add_argument(
+        "--minutes", type=float, default=np.inf, help="without --probe: stop after this time and keep the tiles so far"
+    )
     parser.add_argument("--probe", action="store_true", help="write labelled tiles for a probe")
-    parser.add_argument("--task", default="fgfr3", choices=list(TASKS))
-    parser.add_argument("--difficulty", default="medium", choices=list(DIFFICULTIES))
+    parser.add_argument("--task", default="fgfr3", choices=list(TASKS), help="with --probe: task of the slides")
+    parser.add_argument(
+        "--difficulty", default="medium", choices=list(DIFFICULTIES), help="with --probe: difficulty of the task"
+    )
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     if arguments.probe:

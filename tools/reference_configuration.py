@@ -53,9 +53,9 @@ def generate_configuration_page() -> str:
         format_paragraph(
             "`tapfm config --out run.toml` writes a file with the descriptions below as comments. `tapfm config "
             "run.toml` prints a configuration with all defaults filled in. `--set SECTION.KEY=VALUE` changes a setting "
-            "for one command. Paths are relative to the file. Settings that are not in the file come from the recipe: "
-            "`paper` is the protocol of the paper, `reference` is that of its authors' scripts. Defaults that depend "
-            "on recipe, method or encoder are marked."
+            "for one command. Paths in the file are relative to its folder, paths in `--set` to the current folder. "
+            "Settings that are not in the file come from the recipe: `paper` is the protocol of the paper, `reference` "
+            "is that of its authors' scripts. Defaults that depend on recipe, method or encoder are marked."
         ),
         *_section_blocks(RunConfig, _recipe_defaults()),
         *_encoder_blocks(),

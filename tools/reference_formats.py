@@ -25,9 +25,9 @@ def generate_formats_page(samples: Path) -> str:
         ["# File formats"],
         format_paragraph(
             "The contents of the files that tapfm writes and that other programs may want to read. `make docs` "
-            "generates this page from sample files. Tables are CSV files in UTF-8 with a header; values are written in "
-            "full precision. Level-0 pixels are pixels of the slide's finest level. `ID` is a slide id, and `TARGET` "
-            "is the name of a label column. Files whose names start with a dot are internal."
+            "generates this page from sample files. Tables are CSV files in UTF-8 with a header; predictions and "
+            "metrics are written in full precision. Level-0 pixels are pixels of the slide's finest level. `ID` is a "
+            "slide id, and `TARGET` is the name of a label column. Files whose names start with a dot are internal."
         ),
     ]
     for heading, formats in FORMATS.items():

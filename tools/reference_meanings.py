@@ -11,8 +11,9 @@ from reference_text import code, code_list
 from tapfm.runtime.steps import StepState
 from tapfm.slides.scale import ScaleSource
 from tapfm.study.stability import MEASURES as STABILITY
+from tapfm.tasks.binary_metrics import MAIN_METRICS, THRESHOLD_FREE
 from tapfm.tasks.binary_metrics import METRIC_NAMES as METRICS
-from tapfm.tasks.binary_metrics import THRESHOLD_FREE
+from tapfm.tasks.target import BASELINE
 
 Meanings = Mapping[str, str]
 
@@ -36,28 +37,30 @@ class Format:
     name_patterns: Meanings = field(default_factory=dict)
 
 
+LOGIT = "output of the model, before the sigmoid; for an ensemble, the logit of the mean probability"
+
 # names that have the same meaning in all files
 COMMON: Meanings = {
     "slide_id": "id of the slide; names of files of this slide contain it",
     "patient_id": "id of the patient; the slide id if the table has none",
-    "cohort": "cohort from the table; may be empty",
-    "split": "`train`, `val` or `test`",
+    "cohort": "name of the slide's cohort, from the cohort table; may be empty",
+    "split": "`train`, `val` or `test`; empty if the slide has no split",
     "path": "path of the slide file; a relative path is relative to the folder of the table",
     "target": "target: the label column that is predicted",
     "TARGET": "label of each target: 0, 1, or empty if it is not known",
     "label": "label from the table: 0, 1, or empty",
     "probability": "sigmoid of the logit",
-    "logit": "output of the model, before the sigmoid",
+    "logit": LOGIT,
     "tiles": "number of tiles used",
     "tiles_failed": "number of tiles that could not be read and were skipped",
-    "status": "`ok`, `failed`, or a status for slides that `--only` does not select",
-    "reason": "why the slide failed, or why a value is missing",
+    "reason": "why the slide failed",
     "hint": "what to do next",
     "seconds": "duration in seconds",
     "tapfm": "version of tapfm that wrote the file",
     "model": "title of the model, as in the paper",
     "targets": "label columns that are predicted",
-    "members": "for each run of the model: `run`, its fingerprint, and `weights_sha256`, the SHA-256 of its weights",
+    "members": "for each run or export in the model: `run`, the fingerprint of the run, and `weights_sha256`, a digest "
+    "of its weight files",
     "ci_low": "95% confidence interval, lower bound",
     "ci_high": "95% confidence interval, upper bound",
     "p_delong": "p value of DeLong's test",
@@ -65,9 +68,9 @@ COMMON: Meanings = {
     "p_holm": "p value after Holm's correction for all comparisons of the same target (in a study: cohort and target)",
     "best_epoch": "best epoch, mean over runs",
     "name": "TRIDENT and CLAM: id of the slide",
-    "savetodir": "TRIDENT: folder",
+    "savetodir": "TRIDENT: name of a folder, `patches` or `features`",
     "run": "fingerprint of the run's configuration and split",
-    "encoder": "key of the encoder",
+    "encoder": "name of the encoder, as in `tapfm encoders`",
     "aggregator": "name of the aggregator",
     "tile_px": "side of a tile after resizing, in pixels",
     "side_px0": "side of a tile on the slide, in level-0 pixels",
@@ -91,12 +94,19 @@ COMMON: Meanings = {
     "slides": "number of slides",
 }
 
-FEATURES_SOURCE = "tool and encoder that the stored feature files name, if another tool wrote them; null otherwise"
+FEATURES_SOURCE = (
+    "tool that wrote the stored features, and the encoder that they name; null if it was tapfm, or without stored "
+    "features"
+)
+ENCODER_TENSORS = "trainable parameters of the encoder, in float32; with LoRA, only its adapters"
+TARGET_OR_MEAN = "target: the label column that is predicted, or `macro` for the mean of several targets"
+MISSING_REASON = "why a value is missing, or that some bootstrap resamples or targets are excluded"
 
 TILING_COLUMNS: Meanings = {
+    "status": "`ok`, `failed`, or `not tiled` if `--only` excludes the slide",
     "mpp_source": f"source of mpp: {code_list(get_args(ScaleSource))}",
-    "tissue": "tissue detection method, or `annotation` if `--tissue-mask` was used",
-    "achieved_mpp": "microns per pixel of the tiles, after rounding to whole level-0 pixels",
+    "tissue": "tissue detection method, or `annotation` if a file of `--tissue-mask` was used",
+    "achieved_mpp": "microns per pixel of the tiles, whose sides are rounded to whole level-0 pixels",
     "tiles": "number of tiles that passed the filters",
     "tissue_mm2": "area of the tissue, in mm²",
     "removed_background": "number of tiles removed: too little tissue",
@@ -117,7 +127,7 @@ TILE_ATTRIBUTES: Meanings = {
     "slide_mpp": "microns per pixel of level 0",
     "target_mpp": "requested microns per pixel",
     "tapfm_spec": "JSON: the settings of `tapfm tile` that determine the tiles",
-    "tapfm_summary": "JSON: the slide's row of `summary.csv`",
+    "tapfm_summary": "JSON: the slide's row of `summary.csv`, except `seconds`",
 }
 
 FORMATS: dict[str, list[Format]] = {
@@ -141,8 +151,9 @@ FORMATS: dict[str, list[Format]] = {
             "cohort.csv of tapfm inspect",
             "Written by `tapfm inspect --write-cohort` as a template to fill in.",
             {
+                "patient_id": "the slide id, to be replaced by the id of the patient",
                 "mpp": "microns per pixel of level 0; fill it in if the slide file has none. It has priority over the "
-                "slide file"
+                "slide file",
             },
         ),
     ],
@@ -156,11 +167,11 @@ FORMATS: dict[str, list[Format]] = {
                 **TILE_ATTRIBUTES,
                 "patch_size": "TRIDENT: side of a tile after resizing, in pixels",
                 "patch_size_level0": "TRIDENT: side of a tile on the slide, in level-0 pixels",
-                "level0_magnification": "TRIDENT: effective magnification. For tiles of 224 px: 40 at 0.25 microns "
-                "per pixel, 37.77 at 0.2645",
+                "level0_magnification": "TRIDENT: effective magnification. For tiles of 224 px at 0.5 microns per "
+                "pixel: 40 on a slide of 0.25 microns per pixel, 37.77 on one of 0.2645",
                 "level0_width": "TRIDENT: width of the slide, in level-0 pixels",
                 "level0_height": "TRIDENT: height of the slide, in level-0 pixels",
-                "overlap": "TRIDENT: overlap of neighbouring tiles, in pixels",
+                "overlap": "TRIDENT: the same as `overlap_px`",
                 "target_magnification": "TRIDENT: requested magnification: 20 at 0.5 microns per pixel",
             },
         ),
@@ -194,7 +205,8 @@ FORMATS: dict[str, list[Format]] = {
         Format(
             "tiles/tissue/ID.geojson",
             "tissue/ID.geojson",
-            "Outline of the tissue, for QuPath. Pass a corrected file to `tapfm tile --tissue-mask`.",
+            "Outline of the tissue, for QuPath. Save a corrected outline in another folder, and pass that folder to "
+            "`tapfm tile --tissue-mask`.",
             {
                 "features[].properties.objectType": "`annotation`",
                 "features[].properties.classification": "name and colour of its class",
@@ -214,7 +226,7 @@ FORMATS: dict[str, list[Format]] = {
                 "coords": "x and y of the top left corner of each tile that could be read, in level-0 pixels",
                 "attention": "raw attention of the encoder (eq. 1), which `cls-attention` and `cls-gated` need",
                 "encoder_tile_px": "side of the encoder's input, in pixels",
-                "feature": "`cls`, or `cls+mean`: CLS token with the mean of the patch tokens",
+                "feature": "`cls` (CLS token) or `cls+mean` (CLS token, then the mean of the patch tokens)",
                 "precision": "precision of the encoder",
                 "weights_sha256": "SHA-256 of the encoder's weights",
             },
@@ -225,7 +237,11 @@ FORMATS: dict[str, list[Format]] = {
             "features/summary.csv",
             "summary.csv of tapfm embed",
             "One row per slide.",
-            {"tiles": "number of tiles with features"},
+            {
+                "status": "`ok`, `failed`, or `not embedded` if `--only` excludes the slide",
+                "reason": "why the slide failed or was not embedded",
+                "tiles": "number of tiles with features",
+            },
         ),
     ],
     "A run": [
@@ -241,7 +257,8 @@ FORMATS: dict[str, list[Format]] = {
         Format(
             "runs/first/history.jsonl",
             "history.jsonl",
-            "One JSON object per line, one line per epoch. Losses and norms are means over the slides of the epoch.",
+            "One JSON object per line, one line per epoch. Losses and norms are means over the training "
+            "slides, `val_loss` over the validation slides.",
             {
                 "loss_agg": "task loss (eq. 4)",
                 "loss_feature": "feature loss (eq. 5)",
@@ -250,28 +267,29 @@ FORMATS: dict[str, list[Format]] = {
                 "loss_pfm": "encoder loss (eq. 7)",
                 "norm_g_z": "norm of the gradient at the features",
                 "norm_g_r": "norm of the gradient at the raw attention",
-                "norm_encoder": "norm of the encoder's gradient",
+                "norm_encoder": "norm of the encoder's gradient; with several slides per step, of the sum so far",
                 "train_auc": "AUC by target on training slides, from the predictions before each update",
                 "train_macro_auc": "mean of `train_auc` over targets",
                 "val_auc": "AUC by target on validation slides",
                 "val_macro_auc": "mean of `val_auc` over targets",
                 "val_undefined": "targets without an AUC, with the reason",
-                "val_loss": "loss on validation slides",
+                "val_loss": "task loss (eq. 4) on validation slides",
                 "encoder_lr": "learning rate of the encoder",
                 "aggregator_lr": "learning rate of the aggregator",
                 "slides": "number of slides used for training",
                 "slides_failed": "number of slides that have failed so far, without those that could be read later",
                 "tiles": "number of tiles used for training",
                 "data_wait_fraction": "fraction of the time spent waiting for tiles",
-                "score": "selection score of the epoch: validation AUC, or the negative validation loss, or the epoch",
+                "score": "selection score of the epoch: `val_macro_auc`; the negative `val_loss` if there is no "
+                "AUC; the epoch, counted from 0, if there are no validation predictions",
             },
         ),
         Format(
             "runs/first/predictions-test.csv",
             "predictions-val.csv, predictions-test.csv",
-            "Predictions of the best epoch on all tiles of each slide: one row per slide and target. `tapfm compare` "
-            "also reads tables of other tools with the columns `patient_id`, `slide_id`, `target`, `label` and "
-            "`probability`.",
+            "Predictions of the best epoch on all tiles of each slide: one row per slide and target. `predictions.csv` "
+            "and `predictions-baseline.csv` of an evaluation have the same columns. `tapfm compare` also reads tables "
+            "of other tools with the columns `patient_id`, `slide_id`, `target`, `label` and `probability`.",
             same_format=(
                 "runs/first/predictions-val.csv",
                 "evaluated/predictions.csv",
@@ -285,6 +303,7 @@ FORMATS: dict[str, list[Format]] = {
             {
                 "problem": "`failed`, or `tiles skipped`",
                 "tiles_skipped": "number of skipped tiles, if the slide did not fail",
+                "reason": "why the slide failed, or why tiles were skipped",
             },
             same_format=("evaluated/failures.csv",),
         ),
@@ -304,7 +323,8 @@ FORMATS: dict[str, list[Format]] = {
                 "[].packages": "versions of relevant packages",
                 "[].weights_sha256": "SHA-256 of the encoder's weights before adaptation",
                 "[].features_source": FEATURES_SOURCE,
-                "[].tiles": "tiling settings of the training tiles, so that other slides are tiled in the same way",
+                "[].tiles": "tiling settings of the training tiles, to tile other slides in the same way; null if "
+                "stored features are used or the settings are unknown",
                 "[].command": "command line",
             },
         ),
@@ -314,7 +334,7 @@ FORMATS: dict[str, list[Format]] = {
             "Parameters that training changed, at the best epoch. All other parameters are those of the base model.",
             {
                 "aggregator/": "parameters of the aggregator",
-                "encoder/": "trainable parameters of the encoder; with LoRA, only its adapters",
+                "encoder/": ENCODER_TENSORS,
                 "kind": "`best`",
                 "score": "selection score of the epoch",
                 "row": "the epoch's line of `history.jsonl`",
@@ -326,11 +346,11 @@ FORMATS: dict[str, list[Format]] = {
             "Everything that is needed to resume the run.",
             {
                 "aggregator/": "parameters of the aggregator",
-                "encoder/": "trainable parameters of the encoder, in float32",
+                "encoder/": ENCODER_TENSORS,
                 "moments/": "moments of the two optimisers",
                 "random/": "states of the random number generators",
                 "kind": "`last`",
-                "moments": "storage format of the moments: `float32`, `bfloat16` or `int8`",
+                "moments": "storage format of the encoder's moments: `float32`, `bfloat16` or `int8`",
                 "config": "the configuration",
                 "progress": "epoch, position in the epoch, best epoch, failures and history so far",
             },
@@ -345,16 +365,20 @@ FORMATS: dict[str, list[Format]] = {
             + ", ".join(code(name) for name in METRICS)
             + ". Those with `_at_chosen` use the threshold for the requested sensitivity. "
             + ", ".join(code(name) for name in THRESHOLD_FREE)
-            + " use no threshold, and the others use Youden's.",
+            + " use no threshold, and the others use Youden's. Subgroups have only "
+            + ", ".join(code(name) for name in MAIN_METRICS)
+            + ", and only for the model.",
             {
-                "model": "`model`, the baseline, or the difference between them",
+                "model": f"`model`, `{BASELINE}`, or `model - {BASELINE}` for the difference",
                 "subgroup": "subgroup of `--by`; empty for all slides",
+                "target": TARGET_OR_MEAN,
                 "metric": "name of the metric",
                 "value": "value of the metric",
                 "delong_low": "DeLong's 95% confidence interval of an AUC, lower bound",
                 "delong_high": "DeLong's 95% confidence interval of an AUC, upper bound",
                 "units": "number of slides or patients with a label",
                 "positives": "number of positive slides or patients",
+                "reason": MISSING_REASON,
             },
         ),
         Format(
@@ -366,7 +390,7 @@ FORMATS: dict[str, list[Format]] = {
                 "failed": "slides that failed, with the reason",
                 "without_label": "slides without a label",
                 "thresholds": "thresholds by target, and the slides they were chosen on",
-                "models": "metrics by model, subgroup (`all`), target and metric name",
+                "models": "metrics by model, subgroup (`all` for all slides), target and metric name",
                 "baseline": "description of the baseline",
                 "model_minus_baseline": "difference of AUC between model and baseline by target, with tests",
             },
@@ -381,7 +405,7 @@ FORMATS: dict[str, list[Format]] = {
                 "cohort": "`own` (the cohort table of the run) or `external`",
                 "table": "file name of the cohort table",
                 "table_sha256": "SHA-256 of the cohort table",
-                "split": "evaluated split; null for all slides",
+                "split": "evaluated split, or `all`; null for all slides of an external cohort",
                 "from": "input of the model: `tiles` or `features`",
                 "sensitivity": "requested sensitivity of the second threshold",
                 "by": "columns that define subgroups",
@@ -390,8 +414,8 @@ FORMATS: dict[str, list[Format]] = {
         Format(
             "evaluated/colours.csv",
             "colours.csv",
-            "Colour statistics of 64 tiles of each slide, for the colour baseline. `CHANNEL` is `red`, `green` or "
-            "`blue`.",
+            "Colour statistics of up to 64 tiles of each slide, for the colour baseline. `CHANNEL` is `red`, `green` "
+            "or `blue`.",
             {
                 "key": "fingerprint of all inputs that determine the colour statistics",
                 "CHANNEL_mean": "mean, from 0 to 255",
@@ -410,9 +434,11 @@ FORMATS: dict[str, list[Format]] = {
             {
                 "first": "first model",
                 "second": "second model",
+                "target": TARGET_OR_MEAN,
                 "auc_first": "AUC of the first model",
                 "auc_second": "AUC of the second model",
                 "difference": "AUC of the first model minus AUC of the second",
+                "reason": MISSING_REASON,
             },
         ),
         Format(
@@ -421,7 +447,7 @@ FORMATS: dict[str, list[Format]] = {
             "All results of a comparison as nested data.",
             {
                 "files": "table of predictions of each model",
-                "excluded": "patients of each model that are missing in another model",
+                "excluded": "patients and slides of each model that are missing in another model",
                 "partial_labels": "patients or slides with a label in only some models; this label is used for all",
                 "auc": "AUC with its confidence interval, by model and target",
                 "pairs": "paired comparisons, as in `comparison.csv`",
@@ -441,7 +467,8 @@ FORMATS: dict[str, list[Format]] = {
         Format(
             "predicted/prediction.json",
             "prediction.json",
-            "Model, targets and source of the thresholds. This file identifies a prediction folder.",
+            "Model, targets and call thresholds. This file identifies a prediction folder. With `--precision float8`, "
+            "it also has the key `precision`.",
             {
                 "model": "model folder given on the command line",
                 "kind": "`run`, `export`, `ensemble of folds` or `ensemble of seeds`",
@@ -461,7 +488,10 @@ FORMATS: dict[str, list[Format]] = {
             "predicted/failures.csv",
             "failures.csv of a prediction",
             "Slides that failed, slides whose images could not be drawn, and slides with skipped tiles.",
-            {"problem": "stage that failed: `tiles`, `read`, `predict` or `draw`; or `tiles skipped`"},
+            {
+                "problem": "stage that failed: `tiles`, `read`, `predict` or `draw`; or `tiles skipped`",
+                "reason": "why the slide failed, or how many tiles were skipped",
+            },
         ),
         Format(
             "predicted/per-slide/ID/slide.json",
@@ -472,14 +502,14 @@ FORMATS: dict[str, list[Format]] = {
                 "split": "`train`, `val` or `test`; null if the slide has no split",
                 "bounds": "scanned area: `x_px0`, `y_px0`, `width_px0` and `height_px0`",
                 "columns": "columns of `tiles.parquet`, except x and y",
-                "targets.TARGET.logit": "output of the model, before the sigmoid",
+                "targets.TARGET.logit": LOGIT,
                 "targets.TARGET.probability": "sigmoid of the logit",
                 "targets.TARGET.threshold": "threshold of the probability; null if there are no validation slides",
                 "targets.TARGET.call": "1 if the probability reaches the threshold, otherwise 0; null without "
                 "a threshold",
                 "targets.TARGET.label": "label from the table, or null",
                 "targets.TARGET.constant": "logit = constant + sum of contributions; null if the model has no "
-                "contributions",
+                "contributions or is an ensemble",
                 "key": "fingerprint of the weights, the tiles and the slide files",
             },
         ),
@@ -487,7 +517,8 @@ FORMATS: dict[str, list[Format]] = {
             "predicted/per-slide/ID/tiles.parquet",
             "per-slide/ID/tiles.parquet",
             "One row per tile. A column whose values differ by target is named `weight.TARGET` or `score.TARGET`. "
-            "Aggregators that score tiles without weights have `score` instead of `weight`.",
+            "Aggregators that score tiles without weights have `score` instead of `weight`. Some aggregators have no "
+            "contributions. For an ensemble, values are means over its members.",
             {
                 "x": "left edge, in level-0 pixels",
                 "y": "upper edge, in level-0 pixels",
@@ -503,9 +534,10 @@ FORMATS: dict[str, list[Format]] = {
             {
                 "features[].properties.objectType": "`tile`",
                 "features[].properties.isLocked": "true",
-                "features[].properties.measurements": "columns of `tiles.parquet`, and percentiles of the main columns",
-                "features[].properties.classification": "class of the highest and lowest tenth of tiles: name and "
-                "colour",
+                "features[].properties.measurements": "columns of `tiles.parquet`, and percentiles of the "
+                "contributions; without contributions, of the scores, weights or attention",
+                "features[].properties.classification": "class of the tenth of tiles with the highest percentile, "
+                "and of that with the lowest: name and colour. With several targets, the first one counts",
             },
         ),
     ],
@@ -514,7 +546,7 @@ FORMATS: dict[str, list[Format]] = {
             "exported/model.safetensors",
             "model.safetensors",
             "The adapted encoder with the parameter names of timm, which loads the folder as `local-dir:FOLDER`.",
-            {"*": "parameters, with their names in timm", "format": "`pt`", "tapfm": "key of the encoder"},
+            {"*": "parameters, with their names in timm", "format": "`pt`", "tapfm": "name of the encoder"},
         ),
         Format(
             "exported/config.json",
@@ -523,8 +555,8 @@ FORMATS: dict[str, list[Format]] = {
             {
                 "architecture": "name of the architecture in timm",
                 "num_classes": "number of classes, 0",
-                "num_features": "size of a feature",
-                "global_pool": "how timm pools tokens to a feature",
+                "num_features": "size of the CLS token",
+                "global_pool": "`token`: timm returns the CLS token",
                 "model_args": "arguments of the architecture",
                 "pretrained_cfg": "input size, mean and standard deviation of the pixels, licence",
                 "tapfm": "encoder, feature, scale and targets",
@@ -541,7 +573,7 @@ FORMATS: dict[str, list[Format]] = {
             "tapfm.json",
             "Description of the model, which makes the export independent of the run folder.",
             {
-                "encoder.name": "key of the encoder",
+                "encoder.name": "name of the encoder",
                 "encoder.adapted": "false if the encoder was fixed",
                 "encoder.base_weights_sha256": "SHA-256 of the encoder's weights before adaptation",
                 "encoder.features_source": FEATURES_SOURCE,
@@ -551,14 +583,14 @@ FORMATS: dict[str, list[Format]] = {
                 "aggregator.layer_norm": "whether there is a LayerNorm before the head",
                 "aggregator.feature_size": "size of a feature",
                 "training_labels": "number of positive and labelled slides of the training split, by target",
-                "tiles": "tiling settings, with the names of the options of `tapfm tile`",
+                "tiles": "tiling settings of the training tiles, as in `environment.json`",
                 "epoch": "best epoch, whose weights are exported",
                 "method": "`tapfm`, `finetune` or `fixed`",
                 "scope": "trained part of the encoder: `adaptation.scope`",
                 "recipe": "recipe of the run",
                 "seed": "seed of the run",
-                "thresholds": "thresholds for slides and for patients, by target: Youden's, and one for a given "
-                "sensitivity",
+                "thresholds": "for `slide` and for `patient`: thresholds by target, Youden's (`youden`) and those that "
+                "reach `sensitivity` (`chosen`); null if there are no validation predictions",
             },
         ),
         Format(
@@ -587,15 +619,17 @@ FORMATS: dict[str, list[Format]] = {
             "table_binary.csv, table_multilabel.csv",
             "One row per model, cohort and target.",
             {
-                "method": "`fixed`, `finetune`, `tapfm`, or the baseline",
+                "method": f"`fixed`, `finetune`, `tapfm` or `{BASELINE}`",
                 "cohort": "`test` or `external`",
+                "target": TARGET_OR_MEAN,
                 "auc": "AUC, mean over seeds",
-                "seeds": "number of runs in the mean",
+                "seeds": "number of seeds in the mean",
                 "seed_sd": "standard deviation over seeds",
                 "difference_to_best": "AUC of this model minus AUC of the best model",
                 "difference_to_best_low": "95% confidence interval of the difference, lower bound",
                 "difference_to_best_high": "95% confidence interval of the difference, upper bound",
                 "rank": "rank among the models for this cohort and target; 1 is the best",
+                "reason": MISSING_REASON,
             },
         ),
         Format(
@@ -607,12 +641,14 @@ FORMATS: dict[str, list[Format]] = {
                 "epochs": "number of epochs, mean over runs",
                 "seconds_per_epoch": "duration of an epoch in seconds",
                 "seconds": "duration of a run in seconds",
+                "peak_memory_gib": "peak memory in GiB, maximum over runs: of the GPU, or of the process if there is "
+                "no GPU",
             },
         ),
         Format(
             "study/ablation.csv",
             "ablation.csv",
-            "One row per variant, with the fit log L = a + b epoch.",
+            "One row per model and variant, with the fit log L = a + b epoch of the training loss L.",
             {
                 "reason": "why the fit or the test AUC is missing",
                 "a": "intercept of the fit",
@@ -631,8 +667,12 @@ FORMATS: dict[str, list[Format]] = {
         Format(
             "study/stability.csv",
             "stability.csv",
-            "One row per run.",
-            {"run": "name of the run", "order": "`before`, `after` or `joint`: order of the updates"} | STABILITY,
+            "One row per run. L is the training loss, from epoch 2.",
+            {
+                "run": "name of the run",
+                "order": "order of the updates, `adaptation.bag_gradient`: `before`, `after` or `joint`",
+            }
+            | STABILITY,
         ),
         Format(
             "study/forgetting.csv",
@@ -657,14 +697,14 @@ FORMATS: dict[str, list[Format]] = {
         Format(
             "study/status.csv",
             "status.csv",
-            "One row per step of each run.",
+            "One row per step, such as `embed`, `train` or `evaluate test`.",
             {
-                "run": "name of the run",
-                "step": "what the step does",
+                "run": "run or ensemble that the step belongs to, or `features of ENCODER`",
+                "step": "name of the step",
                 "state": code_list(get_args(StepState)),
                 "reason": "why the step failed or was not run",
                 "command": "command that repeats the step",
-                "log": "file with the output of the step",
+                "log": "file with the output of the step, relative to the study folder",
             },
         ),
     ],
@@ -685,7 +725,8 @@ FORMATS: dict[str, list[Format]] = {
             "truth/ID.json",
             "Meaning of the pixel values of `truth/ID.png`.",
             {
-                "foci": "planted foci: those of the targets, then those that only resemble them",
+                "foci": "foci of the slide: those of its positive targets, then those that only "
+                "resemble the focus of a target",
                 "values": "pixel value of each compartment and focus",
             },
         ),
@@ -703,7 +744,7 @@ FORMATS: dict[str, list[Format]] = {
             "synth.json",
             "Settings and files of the cohort.",
             {
-                "key": "fingerprint of the settings and of SYNTHETIC_VERSION",
+                "key": "fingerprint of the settings and of the version of the generator",
                 "settings": "settings of `tapfm synth`",
                 "slides[]": "slide files",
             },
@@ -734,9 +775,9 @@ OTHER_FILES: Meanings = {
     "exported/README.md": "export: the model card",
     "study/*.md": "study: `study.md` has all results on one page, and the other files have one table each",
     "study/table_*.tex": "study: the table of AUCs for LaTeX",
-    "study/roc.png": "study: ROC curves of all models, for each cohort and target",
+    "study/roc.png": "study: ROC curves of the first seed of each model, for each cohort and target",
     "study/curves.png": "study: validation AUC and training loss of all models by epoch",
-    "study/ablation-*.png": "ablation study: training losses, and their logarithms with the fitted lines",
+    "study/ablation-*.png": "ablation or stability study: training losses, and their logarithms with the fitted lines",
     "synthetic/README.md": "synthetic cohort: description",
     "synthetic/contact-sheet.jpg": "synthetic cohort: thumbnails of up to 40 slides",
     "synthetic/slides/ID.svs": "synthetic cohort: the slides",

@@ -71,7 +71,7 @@ def _hdf5_entries(path: Path, _: Collection[str]) -> Iterator[Entry]:
 
 
 def _attribute_type(value: Any) -> str:
-    # integers and floats are both "number", because it can depend on the slide
+    # "number" for integers and floats: the type can depend on the slide
     if isinstance(value, str):
         return "text"
     return "number" if np.ndim(value) == 0 else f"{np.size(value)} numbers"

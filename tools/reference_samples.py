@@ -22,7 +22,7 @@ SLIDE = "S001"  # first slide of the synthetic cohort; shown as `ID` on the page
 
 
 def create_sample_files(folder: Path) -> None:
-    """Generate six synthetic slides, and run every command that writes files on them."""
+    """Generate synthetic slides, and run the commands whose files are documented on them."""
     with contextlib.chdir(folder), _single_thread():
         cohort_options = ("--slides", 6, "--external", 1, "--tiles-per-slide", 10, "--prevalence", 0.5, "--workers", 1)
         _run_tapfm("synth", "synthetic", *cohort_options, "--fractions", 0.34, 0.33, 0.33)

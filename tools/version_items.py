@@ -19,7 +19,7 @@ Kind = Literal["exact", "float32", "metric", "statistic", "pixels"]
 Array = NDArray[Any]
 
 MAX_SHOWN_NAMES = 3  # parts or items in a message
-MAX_JSON_VALUES = 200  # of a part; larger parts are stored in the .npz file
+MAX_JSON_VALUES = 200  # of a part; larger parts, unless they are texts, are stored in the .npz file
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ class Scenario:
         return output
 
     def generate_slides(self) -> None:
-        """Generate slides of two cohorts; one slide in three is 40x."""
+        """Generate slides of two cohorts; some slides are 20x, the others 40x."""
         size = ("--slides", self.size.slides, "--external", 4, "--tiles-per-slide", 10, "--seed", 3, "--workers", 1)
         signal = ("--task", "luad4", "--difficulty", "easy", "--prevalence", 0.5)
         self.tapfm("synth", "synthetic", *signal, *size, *FRACTIONS)

@@ -303,7 +303,12 @@ class Viewer {
         description: "Pan",
         action: (key) => view.panBy(...PAN_DIRECTIONS[key]),
       },
-      { keys: ["?"], description: "Show or hide this list", action: () => shortcuts.toggleHelp() },
+      {
+        keys: ["?"],
+        description: "Show or hide this list",
+        action: () => shortcuts.toggleHelp(),
+        worksInDialog: true,
+      },
     ]);
   }
 }

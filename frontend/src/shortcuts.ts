@@ -7,8 +7,8 @@ export interface Shortcut {
   keys: string[];
   description: string;
   action: (key: string) => void;
-  aliases?: string[]; // not listed in the help: the same key without Shift
-  worksInDialog?: boolean; // also while a tile is open
+  aliases?: string[]; // not listed in the help: the same key with or without Shift
+  worksInDialog?: boolean; // also while a dialog is open
 }
 
 const KEY_SYMBOLS: Record<string, string> = {

@@ -111,8 +111,9 @@ export class TileDialog {
     const absoluteLayers = slide.layers.filter((layer) => layer.scale.diverging).map(layerName);
     const ranking = absoluteLayers.length ? ` Ranked by absolute value: ${absoluteLayers.join(", ")}.` : "";
     getElement("tile-position").textContent =
-      `Upper left corner of the tile: ${formatPosition(slide, tiles, tile)} from the corner of the slide ` +
-      `(level-0 pixels: ${formatCount(tiles.x[tile])}, ${formatCount(tiles.y[tile])}).${ranking}`;
+      `Upper left corner of the tile: ${formatPosition(slide, tiles, tile)} from the corner of the scanned area ` +
+      `(level-0 pixels from the corner of the slide: ${formatCount(tiles.x[tile])}, ${formatCount(tiles.y[tile])}).` +
+      ranking;
     if (!this.dialog.open) this.dialog.showModal();
   }
 }

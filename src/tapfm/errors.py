@@ -1,7 +1,7 @@
 """The errors of tapfm, each with a message and usually a hint that says what to do next; and `Interrupted`.
 
 TapfmError                          exit code 1
-├── NonFiniteError                  a loss, gradient or logit is NaN or infinite; training stops, or a slide fails
+├── NonFiniteError                  a loss, gradient or logit is NaN or infinite; the command stops, or a slide fails
 ├── TileReadError                   pixels of a slide cannot be decoded; a few such tiles are skipped after a retry
 ├── DiskFullError                   no space to write a file; its previous version is intact
 ├── DeviceMemoryError               out of memory while loading a model, or while encoding a single tile

@@ -179,7 +179,7 @@ def test_update_of_the_encoder_is_never_repeated(monkeypatch, bag_gradient):
         monkeypatch.setattr(learner.model.encoder, "forward", run_out_of_memory)
 
     monkeypatch.setattr(learner._encoder_optimiser, "step", update)
-    with pytest.raises(TapfmError, match="'s1': cpu ran out of memory during the update of the encoder") as caught:
+    with pytest.raises(TapfmError, match=r"'s1': cpu ran out of memory .* update of the encoder") as caught:
         train(learner, 1)
     assert len(steps) == 1
     assert "machine.offload_optimiser=true" in caught.value.hint

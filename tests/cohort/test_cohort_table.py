@@ -126,6 +126,12 @@ def test_id_with_suffix_matches_only_that_file(slides):
         read_cohort(table(slides, "case_id,slide_id\nA,009.svs\n"))
 
 
+def test_missing_slide_of_a_feature_file_is_reported_by_slide_name(slides):
+    (slides / "009.h5").touch()
+    with pytest.raises(CohortError, match=r"no slide 009\.\* below"):
+        read_cohort(table(slides, "PATIENT,FILENAME\nP1,009.h5\n"))
+
+
 @pytest.mark.parametrize("slide_id", ["a\\b", ".a", "k" * 201, "\u6f22" * 70, '"a\nb"', "a\0b"])
 def test_ids_that_are_not_file_names_are_rejected(slides, slide_id):
     with pytest.raises(CohortError, match="cannot be used as a file name"):

@@ -90,6 +90,7 @@ def test_read_splits_of_a_fold(tmp_path):
     with pytest.raises(CohortError, match="has no fold_2") as error:
         read_splits(cohort, 2)
     assert "cohort.fold to a fold of the table (0, 1)" in error.value.hint
+    assert "--force" in error.value.hint  # the table has folds already
 
 
 def test_missing_splits_error_contains_split_command():

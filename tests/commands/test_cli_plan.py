@@ -1,5 +1,6 @@
 """`tapfm plan`, without a GPU and without weights."""
 
+import contextlib
 import json
 
 import pytest
@@ -88,6 +89,21 @@ def test_common_gpu_sizes_are_shown_without_a_gpu(plan, monkeypatch):
     assert "No GPU found" in result.output
     for gb in memory_plan._COMMON_SIZES_GB:
         assert f"{gb:g} GB" in result.output
+
+
+@pytest.mark.parametrize(
+    ("limit", "source"), [(12, "12.0 GiB allowed by machine.gpu_memory_gib"), (30, "22.0 GiB free")]
+)
+def test_memory_of_this_gpu_is_the_free_memory_or_a_lower_limit(plan, monkeypatch, limit, source):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (22 * GIB, 24 * GIB))
+    monkeypatch.setattr("torch.cuda.device", contextlib.nullcontext)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda **_: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "GPU 1")
+    monkeypatch.setattr(memory_plan, "can_compile_on_gpu", lambda _: True)
+    result = plan(machine__gpu_memory_gib=limit)
+    assert result.returncode == 0, result.output
+    assert f"{source}, of 24.0 GiB" in " ".join(result.output.split())
 
 
 def test_tiles_option_sets_the_number_of_tiles(plan):

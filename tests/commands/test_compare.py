@@ -99,6 +99,11 @@ def test_patients_that_a_model_lacks_are_excluded_and_listed(tables):
     assert "good: 20 patients or slides are not in all models: p0, p1" in page
     assert "and 10 more (`excluded.csv`)" in page
     assert "Excluded 40 patients" in result.output
+    write_predictions(tables / "same.csv", make_predictions(4))
+    write_predictions(tables / "fewer.csv", make_predictions(5, patients=range(20, 40)))
+    result = compare(tables, tables / "good.csv", tables / "same.csv", tables / "fewer.csv")
+    assert len(read_rows(tables / "comparison" / "excluded.csv")) == 40  # 20 patients of two models
+    assert "Excluded 20 " in result.output
 
 
 def test_mean_of_several_targets(tables):

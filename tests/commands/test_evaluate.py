@@ -136,6 +136,7 @@ def test_warning_if_slides_are_not_held_out(run, tmp_path, split, slides):
     result = evaluate(run, tmp_path / split, "--split", split)
     assert result.returncode == 0, result.output
     assert "NOT HELD OUT" in result.output
+    assert ("all splits of its own cohort" in result.output) == (split == "all")
     assert "**NOT HELD OUT" in (tmp_path / split / "metrics.md").read_text()
     assert read_metrics(tmp_path / split)["slides"] == slides
 

@@ -5,6 +5,7 @@ import io
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 from dataclasses import replace
@@ -173,6 +174,19 @@ def test_slide_json_has_the_origin_of_the_slide(cohort_predictions, workspace):
     assert (slide.path, slide.mpp, slide.side_px0, slide.tile_px) == (workspace / "0.svs", 0.5, 224, 224)
     assert (slide.width_px0, slide.height_px0) == (448, 448)
     assert (slide.patient_id, slide.split, slide.targets["FGFR3"].label) == ("Doe0", "train", 0)
+
+
+def test_split_names_of_other_tools_are_understood(run, workspace, tmp_path):
+    text = (workspace / "cohort.csv").read_text()
+    table = tmp_path / "other-names.csv"
+    table.write_text(re.sub(r"\btest\b", "Testing", text))
+    folder = predict_ok(
+        run, tmp_path / "p", table, "--slides", workspace, "--tiles", workspace / "tiles", "--split", "test"
+    )
+    assert sorted(slide.slide_id for slide in folder.slides()) == TEST
+    wrong = predict(run, tmp_path / "q", table, "--split", "tset")
+    assert wrong.returncode == 2
+    assert "'tset'" in wrong.output
 
 
 def test_sensitivity_changes_the_threshold(run, workspace, tmp_path):
@@ -609,7 +623,7 @@ def test_invalid_input_is_an_error_before_any_work(run, workspace, tmp_path):
         ((run, tmp_path / "p", slide, "--precision", "float8"), "float8"),
         ((run, tmp_path / "p", slide, twin), str(twin)),
         ((run, tmp_path / "p", tmp_path / "empty"), str(tmp_path / "empty")),
-        ((run, tmp_path / "p", slide, "--tiles", tmp_path / "empty"), "no tiles for any of 1 slide"),
+        ((run, tmp_path / "p", slide, "--tiles", tmp_path / "empty"), "omit --tiles"),
         ((run, tmp_path / "other", slide), "notes.txt"),
         ((run, tmp_path / "file", slide), str(tmp_path / "file")),
     ]
@@ -757,7 +771,7 @@ def test_early_workers_are_stopped_after_errors_and_interrupts(run, tmp_path, mo
     # problems of slides are reported first: tiles are found before weights are loaded
     without_tiles = tapfm(*arguments, "--out", tmp_path / "a", "--tiles", tmp_path)
     assert without_tiles.returncode == 2
-    assert "no tiles" in without_tiles.output
+    assert "omit --tiles" in without_tiles.output
     without_weights = tapfm(*arguments, "--out", tmp_path / "b")
     assert without_weights.returncode == 2
     assert "The weights are missing." in without_weights.output

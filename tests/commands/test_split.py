@@ -192,6 +192,14 @@ def test_note_about_missing_class_or_empty_split(tmp_path):
     assert "test is empty" in result.stdout
 
 
+def test_without_labels_no_configuration_is_suggested(tmp_path):
+    (tmp_path / "cohort.csv").write_text("slide_id,mpp\na,0.5\nb,0.5\nc,0.5\n")
+    result = tapfm("split", tmp_path / "cohort.csv", "--out", tmp_path / "split.csv")
+    assert result.returncode == 0, result.stderr
+    assert f"Wrote {tmp_path / 'split.csv'}" in result.stdout
+    assert "tapfm config" not in result.stdout
+
+
 def test_columns_with_invalid_labels_are_noted_or_rejected(tmp_path):
     cohort = write_table(
         tmp_path / "cohort.csv",

@@ -102,6 +102,8 @@ def test_method_settings_override_study_settings_and_variants_override_both():
         ({"report": "forgetting"}, "probe: missing"),
         ({"report": "ablation"}, "variants: missing"),
         ({"report": "stability", "variants": [{"name": "a"}]}, "before, after and joint"),
+        ({"report": "stability", "methods": ["tapfm", "fixed"]}, "methods: "),
+        ({"settings": {"adaptation": {"first": 1, "second": 1}}}, "settings.adaptation.second: unknown setting"),
         ({"variants": [{"name": "../a"}]}, "cannot be a folder"),
         ({"cohort": {"table": "c.csv"}}, "cohort.tiles: is not set"),
     ],

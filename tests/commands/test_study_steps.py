@@ -3,9 +3,11 @@
 import csv
 import io
 
+import pytest
 from rich.console import Console
 
 from tapfm.config.study import load_study
+from tapfm.errors import InputError
 from tapfm.runtime.interrupts import StopSignalHandler
 from tapfm.runtime.steps import Step
 from tapfm.study import runner as study_runner
@@ -56,6 +58,14 @@ def test_status_csv_has_all_steps_and_keeps_rows_of_other_runs(tmp_path):
     ]
     assert read_status(StudyFolder(tmp_path))["b", "train"][2] == "done"
     assert "0 of 2 runs done; starting features: embed" in printed.getvalue()
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00broken", b"state\nfailed\n"])
+def test_damaged_status_csv_is_an_error_that_names_the_file(tmp_path, content):
+    (tmp_path / "status.csv").write_bytes(content)
+    with pytest.raises(InputError, match=r"status\.csv") as caught:
+        read_status(StudyFolder(tmp_path))
+    assert "Delete" in caught.value.hint
 
 
 def test_features_are_not_needed_if_all_their_runs_are_finished(tmp_path):

@@ -209,7 +209,8 @@ def test_validation_split_with_one_class_selects_by_loss(workspace_copy):
 def test_folder_without_tiles_of_the_cohort_is_reported(workspace_copy):
     result = run_train(workspace_copy, "--set", f"tiles.folder={workspace_copy / 'features'}")
     assert result.returncode == 2
-    assert "features has no tiles of this cohort" in result.output
+    assert "features has no usable tiles" in result.output
+    assert "contains no tile file" in result.output
     assert "--allow-failures" not in result.output
 
 
@@ -227,6 +228,16 @@ def test_slides_without_tiles_are_reported_before_training(workspace_copy):
     result = run_train(workspace_copy, out="other")
     assert result.returncode == 2
     assert f"tapfm tile {workspace_copy / 'cohort.csv'} --out {workspace_copy / 'tiles'}" in result.output
+
+
+def test_command_for_missing_features_names_tiles_and_slides(workspace_copy):
+    slides, tiles = workspace_copy / "slides", workspace_copy / "tiles"
+    shutil.rmtree(workspace_copy / "features")
+    settings = ["adaptation.method=fixed", f"cohort.slides={slides}", f"tiles.folder={tiles}"]
+    result = run_train(workspace_copy, *(each for setting in settings for each in ("--set", setting)))
+    assert result.returncode == 2
+    assert f"--slides {slides} --encoder" in result.output
+    assert f"--tiles {tiles} --out" in result.output
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,19 @@ def test_checkpoint_of_another_run_is_rejected(workspace_copy):
     )
 
 
+def test_run_can_be_resumed_after_a_path_in_its_config_was_edited(workspace_copy):
+    assert run_train(workspace_copy).returncode == 0
+    config = workspace_copy / "run" / "config.toml"
+    before = RunFolder(config.parent).compute_run_id()
+    (workspace_copy / "tiles").rename(workspace_copy / "moved-tiles")
+    text = config.read_text()
+    assert str(workspace_copy / "tiles") in text
+    config.write_text(text.replace(str(workspace_copy / "tiles"), str(workspace_copy / "moved-tiles")))
+    assert RunFolder(config.parent).compute_run_id() == before
+    result = tapfm("train", config, "--out", config.parent, "--resume")
+    assert result.returncode == 0, result.output
+
+
 def test_run_can_be_resumed_after_moving_all_files(workspace_copy, tmp_path_factory):
     assert run_train(workspace_copy).returncode == 0
     moved = tmp_path_factory.mktemp("moved") / "workspace"
@@ -234,6 +247,19 @@ def test_best_weights_are_those_recorded_in_the_last_checkpoint(tmp_path):
     found = RunFolder(tmp_path).load_progress(learner)
     assert found.best_epoch == 0
     assert read_checkpoint_metadata(folder.best_checkpoint)["epoch"] == 1
+    assert not folder.pending_best_checkpoint.exists()
+
+
+def test_weights_of_an_epoch_that_is_repeated_are_deleted(tmp_path):
+    from training_slides import make_learner
+
+    from tapfm.runs.run_progress import RunProgress
+
+    learner, folder = make_learner(), make_run_folder(tmp_path)
+    folder.save_last(learner, RunProgress(position=2))  # within epoch 1
+    folder.save_best(learner, RunProgress(best_epoch=0, best_score=0.7, history=[{"epoch": 1}]))  # then killed
+    assert folder.load_progress(learner).best_epoch is None
+    assert not folder.best_checkpoint.exists()
     assert not folder.pending_best_checkpoint.exists()
 
 

@@ -191,6 +191,11 @@ def test_error_of_missing_weights_says_what_to_do(card, tmp_path):
     with pytest.raises(WeightsNotFoundError, match="not on the Hugging Face Hub") as raised:
         load_encoder("hipt-vit256")
     assert "github.com/mahmoodlab/HIPT" in raised.value.hint
+    assert "--weights" in raised.value.hint
+    (tmp_path / "vit256_small_dino.pth").write_bytes(b"damaged")
+    with pytest.raises(WeightsDigestError) as raised:
+        load_encoder("hipt-vit256", weights=tmp_path)
+    assert "github.com/mahmoodlab/HIPT" in raised.value.hint
 
 
 def test_integer_and_nan_weights_are_an_error(card, state, tmp_path):

@@ -195,6 +195,10 @@ def test_invalid_comparisons_are_rejected():
     with pytest.raises(InputError, match="No patient") as error:
         compare_models({"a": [a], "b": [[]]}, target_kinds(["A"]), "patient")
     assert "b: no patients" in error.value.hint
+    other_slides = [replace(each, slide_id=f"{each.slide_id} again") for each in a]
+    with pytest.raises(InputError, match="No slide is in all") as error:
+        compare_models({"a": [a], "b": [other_slides]}, target_kinds(["A"]), "slide")
+    assert "--unit patient" in error.value.hint
     with pytest.raises(InputError, match="at least two models; got 1"):
         compare_models({"a": [a]}, target_kinds(["A"]), "patient")
     with pytest.raises(InputError, match="'b' has no predictions"):
@@ -216,6 +220,7 @@ def test_no_test_with_one_class_or_one_positive_patient():
     assert pair.difference.value is not None
     assert (pair.difference.low, pair.p_bootstrap, pair.p_delong) == (None, None, None)
     assert pair.difference.reason == "no confidence interval: only one positive patient"
+    assert "positive patient" in pair.reason
 
 
 def test_p_values_of_equally_good_models_are_rarely_significant():

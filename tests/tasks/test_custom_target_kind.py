@@ -136,7 +136,7 @@ class Percentage:
     def compute_analytic_interval(self, metric, truth, logits, *, unit, clustered):
         return None
 
-    def paired_test(self, truth, a, b, *, clustered):
+    def paired_test(self, truth, a, b, *, unit, clustered):
         return None, "no test"
 
     def choose_thresholds(self, truth, logits, sensitivity):

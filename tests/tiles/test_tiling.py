@@ -181,7 +181,12 @@ def test_scanner_padding_is_counted(tmp_path):
 def test_slide_without_tissue_is_an_error(tmp_path):
     _, result = open_and_tile(write_slide(tmp_path / "s.svs", section(1120, 1120, tissue=(0, 0, 0, 0))))
     assert len(result.kept) == 0
-    assert "has no tissue: none of its 25 tile positions" in str(no_tiles_error(result, "s.svs", SPEC))
+    error = no_tiles_error(result, "s.svs", SPEC)
+    assert "has no tissue: none of its 25 tile positions" in error.message
+    assert "--tissue-mask" in error.hint
+    annotated = no_tiles_error(result, "s.svs", SPEC, tmp_path / "s.geojson")
+    assert "s.geojson" in annotated.hint
+    assert "--tissue" not in annotated.hint
 
 
 def test_slide_smaller_than_a_tile_is_an_error(tmp_path):

@@ -30,7 +30,7 @@ from tapfm.prediction import layers
 from tapfm.prediction.slide_outputs import write_slide_outputs
 from tapfm.prediction.tile_table import TileTable
 from tapfm.synthetic import cohort_plan
-from tapfm.tiles import colours, tiling
+from tapfm.tiles import colour_statistics, tiling
 from tapfm.tiles.store import TileSet, write_tiles
 
 FOLDER = Path(__file__).parent / "golden"
@@ -232,10 +232,10 @@ def colour_items(_):
         "noise": rng.integers(0, 256, (3, 3, 64, 64), np.uint8),
         "one colour": np.broadcast_to(np.array([200, 30, 90], np.uint8)[None, :, None, None], (2, 3, 8, 8)),
     }
-    histograms = {name: colours.colour_histograms(pixels) for name, pixels in images.items()}
+    histograms = {name: colour_statistics.colour_histograms(pixels) for name, pixels in images.items()}
     histograms["all"] = sum(histograms.values())
-    statistics = {name: np.array(colours.colour_statistics(each)) for name, each in histograms.items()}
-    names = np.array(colours.COLOUR_STATISTICS, np.str_)
+    statistics = {name: np.array(colour_statistics.colour_statistics(each)) for name, each in histograms.items()}
+    names = np.array(colour_statistics.COLOUR_STATISTICS, np.str_)
     return {
         "histograms": Item("exact", histograms),
         "statistics": Item("statistic", statistics),
@@ -344,7 +344,7 @@ CASES = {
     "tiling": GoldenCase(tiling_items, tiling, "TILING_VERSION"),
     "features": GoldenCase(feature_items, features, "FEATURES_VERSION"),
     "synthetic": GoldenCase(synthetic_items, cohort_plan, "SYNTHETIC_VERSION"),
-    "colours": GoldenCase(colour_items, colours, "COLOURS_VERSION"),
+    "colours": GoldenCase(colour_items, colour_statistics, "COLOURS_VERSION"),
     "drawing": GoldenCase(drawing_items, layers, "DRAWING_VERSION"),
     "commands": GoldenCase(command_items),
 }

@@ -1,4 +1,4 @@
-"""The image cache is bounded, and concurrent requests for the same image are computed once."""
+"""The response cache is bounded, and concurrent requests for the same image are computed once."""
 
 import asyncio
 import threading
@@ -6,11 +6,11 @@ import threading
 import pytest
 
 from tapfm.viewer.slide_images import SlideImageReader
-from tapfm.viewer.slide_images import _ImageCache as ImageCache
+from tapfm.viewer.slide_images import _ResponseCache as ResponseCache
 
 
 def test_the_cache_drops_the_least_recently_used_images():
-    cache = ImageCache(max_bytes=10)
+    cache = ResponseCache(max_bytes=10)
     cache.put("a", b"1234")
     cache.put("b", b"1234")
     assert cache.get("a") == b"1234"

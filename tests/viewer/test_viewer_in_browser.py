@@ -421,7 +421,7 @@ def test_keyboard_shortcuts(page, address):  # noqa: F811
     page.keyboard.press("?")
     page.locator("dialog#shortcuts").wait_for()
     assert "Next slide" in page.locator("#shortcut-list").inner_text()
-    page.keyboard.press("Escape")
+    page.keyboard.press("?")
     assert page.locator("dialog#shortcuts").is_hidden()
     page.keyboard.press("h")
     wait_for_view(page, heatmap="0")

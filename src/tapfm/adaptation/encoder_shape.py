@@ -82,6 +82,6 @@ class EncoderShape:
 
 
 def _mlp_sizes(mlp: Any) -> tuple[int, int]:
-    """Return the output size of the first layer and the input size of the last, for both MLP classes of timm."""
+    """Return the output size of the first layer (SwiGLU: of both first layers) and the input size of the last."""
     first = [mlp.fc1] if hasattr(mlp, "fc1") else [mlp.fc1_g, mlp.fc1_x]
     return sum(int(layer.out_features) for layer in first), int(mlp.fc2.in_features)

@@ -41,7 +41,7 @@ class BuiltLearner(NamedTuple):
 
 
 def build_learner(config: RunConfig, data: RunData, device: torch.device) -> BuiltLearner:
-    """Build the model and its optimisers. The initial weights depend only on the seed."""
+    """Build the model and its optimisers. The initial weights of aggregator and adapters depend only on the seed."""
     set_float32_precision(tf32=config.machine.tf32)
     _limit_memory(config, device)
     (weights_dtype, compute_dtype), compiled = select_dtypes(config, device), uses_compile(config, device)
@@ -140,14 +140,16 @@ def _check_stored_features(config: RunConfig, data: RunData) -> FeatureMetadata:
             raise InputError(
                 f"{slide.features.path} ({metadata.origin}) has no raw attention, but the aggregator "
                 f"{config.aggregator.name} needs it.",
-                hint="Create features with raw attention: tapfm embed COHORT.csv --encoder NAME --out DIR\n"
+                hint="Create features with raw attention: "
+                "tapfm embed COHORT.csv --tiles DIR --encoder NAME --out NEW_DIR\n"
                 'Or use an aggregator that needs none: aggregator.name = "abmil"',
             )
         if aggregator.uses_coordinates and not metadata.has_coordinates:
             raise InputError(
                 f"{slide.features.path} ({metadata.origin}) has no tile coordinates in level-0 pixels, but the "
                 f"aggregator {aggregator.name} needs them.",
-                hint="Create features with coordinates: tapfm embed COHORT.csv --encoder NAME --out DIR\n"
+                hint="Create features with coordinates: "
+                "tapfm embed COHORT.csv --tiles DIR --encoder NAME --out NEW_DIR\n"
                 'Or use an aggregator that needs none: aggregator.name = "abmil"',
             )
     if len(slides_by_source) > 1:
@@ -159,7 +161,7 @@ def _check_stored_features(config: RunConfig, data: RunData) -> FeatureMetadata:
         raise InputError(
             "The feature files were not all created with the same encoder, weights and precision:\n  "
             + "\n  ".join(groups),
-            hint="Create them again: tapfm embed COHORT.csv --encoder NAME --out DIR --force",
+            hint="Create them again: tapfm embed COHORT.csv --tiles DIR --encoder NAME --out NEW_DIR",
         )
     assert slide.features is not None
     metadata = slide.features.metadata

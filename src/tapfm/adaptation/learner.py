@@ -1,6 +1,7 @@
-"""The model in training: encoder, aggregator, their two optimisers and everything that a checkpoint contains.
+"""The model in training: encoder and aggregator with their optimisers, and their state for checkpoints.
 
-Only sampling of `backward_tiles` waits for the device. The caller reads the values of a `StepReport` later.
+A step waits for the device only to sample `backward_tiles`, and in aggregators that read values on the CPU, such as
+`clam`. The caller reads the values of a `StepReport` later.
 """
 
 from __future__ import annotations
@@ -184,8 +185,8 @@ class Learner:
         slide_id, device = slides[-1].slide_id, self.model.device
         if self._encoder_updated:
             raise TapfmError(
-                f"Slide '{slide_id}': {device} ran out of memory during the update of the encoder. "
-                "A partial update cannot be undone.",
+                f"Slide '{slide_id}': {device} ran out of memory during or after the update of the encoder, which "
+                "cannot be undone.",
                 hint="Resume from the last checkpoint with --set machine.offload_optimiser=true or a smaller "
                 "adaptation.chunk.\nTo see which settings fit: tapfm plan RUN.toml",
             ) from error
@@ -306,7 +307,7 @@ class Learner:
 
 
 class _StepSnapshot:
-    """State before a step that may have to be repeated. The encoder needs no copy: it is updated last."""
+    """State before a step, for a retry. The encoder needs no copy: there is no retry after its update."""
 
     def __init__(self, learner: Learner) -> None:
         self._learner = learner

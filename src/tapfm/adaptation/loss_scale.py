@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 _INITIAL_SCALE = 2.0**16
-_GROWTH_INTERVAL = 200  # finite steps until the scale is doubled
+_GROWTH_INTERVAL = 200  # consecutive finite steps until the scale is doubled
 _MIN_SCALE = 2.0**-8  # if gradients overflow even with this scale, the scale is not the cause
 
 
 class LossScale:
-    """A loss scale that doubles after `_GROWTH_INTERVAL` finite steps and halves after a step that is not finite."""
+    """A loss scale that doubles after `_GROWTH_INTERVAL` consecutive finite steps and halves after one that is not."""
 
     def __init__(self, device: torch.device) -> None:
         self.value = torch.full((), _INITIAL_SCALE, device=device)

@@ -58,7 +58,7 @@ class MemoryPlan:
     gpus: tuple[Gpu, ...]
     plans: tuple[GpuPlan, ...]  # one per GPU
     alternatives: tuple[tuple[GpuPlan, str], ...]  # plans with other settings, each with the smallest GPU that fits
-    note: str  # why the plans are not for this machine; empty if they are
+    note: str  # why the plans are for common GPU sizes; empty if they are not
 
 
 def plan_memory(config: RunConfig, *, gpu_memory: Sequence[float], tiles: int | None) -> MemoryPlan:
@@ -127,17 +127,17 @@ def _make_gpu(gb: float) -> Gpu:
 
 
 def _detect_gpu(config: RunConfig) -> Gpu | None:
-    """Return the GPU that the run would use, with its free memory. None if there is no GPU."""
+    """Return the GPU that the run would use, with its free memory. None if it would use the CPU."""
     if config.machine.device == "cpu" or not torch.cuda.is_available():
         return None
     device = torch.device("cuda" if config.machine.device == "auto" else config.machine.device)
     free, total = torch.cuda.mem_get_info(device)
     limit = config.machine.gpu_memory_gib
-    if limit is not None:
-        free = min(free, int(limit * GIB))
+    source = "free"
+    if limit is not None and limit * GIB < free:
+        free, source = int(limit * GIB), "allowed by machine.gpu_memory_gib"
     with torch.cuda.device(device):
         has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
-    source = "free" if limit is None else "allowed by machine.gpu_memory_gib"
     return Gpu(
         torch.cuda.get_device_name(device),
         free,
@@ -165,7 +165,7 @@ def planner_arguments_for_gpu(config: RunConfig, gpu: Gpu) -> dict[str, Any]:
 
 
 def _plan_alternatives(config: RunConfig, tiles: int, gpu: Gpu) -> Iterator[tuple[GpuPlan, str]]:
-    """Plan other scopes, and a sampled backward pass. Yield each plan with the smallest common GPU that fits it."""
+    """Plan the configured scope, a sampled backward pass and other scopes. Yield each with the smallest common GPU."""
     for scope in dict.fromkeys((config.adaptation.scope, *_OTHER_SCOPES)):
         try:
             shape = _encoder_shape(config.encoder.name, scope)

@@ -1,7 +1,7 @@
 """Storage formats of AdamW's two moments: float32, bfloat16, or 8 bits with one scale per block of 256 elements.
 
-One step changes the second moment, a mean over about a thousand steps, by a thousandth or less. That is below half the
-distance between two neighbouring values in bfloat16 or 8 bits: rounding to nearest would never change it. So both
+One step decreases the second moment, a mean over about a thousand steps, by a thousandth or less. That is below half
+the distance between two neighbouring values in bfloat16 or 8 bits: rounding to nearest would never decrease it. So both
 moments use stochastic rounding, whose expected value is exact. The random bits are a hash of the step, the shard and
 the element: there is no random state to save, and a resumed run rounds the same way.
 

@@ -50,7 +50,7 @@ class StepPlan:
     offload: bool
     float32_gradients: bool  # gradients of several backward passes are summed in float32
     parts: Mapping[str, int]  # peak memory in bytes, by part
-    passes: float  # work per tile, in forward passes; 3: one forward and backward pass without recomputation
+    passes: float  # work per tile, in forward passes; 3 if all weights are trained and nothing is computed twice
     cost: float  # time per tile, in forward passes: `passes`, and the overhead of small chunks and offloading
     backward_tiles: int | None = None
 
@@ -272,6 +272,6 @@ def _does_not_fit_error(
         lines.append('If the GPU supports it, use bfloat16: adaptation.precision = "bfloat16".')
     return SettingError(
         f"A step with {inputs.tiles:,} tiles does not fit into GPU memory: it needs at least {needed / GIB:.1f} GiB, "
-        f"but {free_bytes / GIB:.1f} GiB are free.",
+        f"but {free_bytes / GIB:.1f} GiB are available.",
         hint="\n".join(lines) or "Use a smaller encoder. To list encoders: tapfm encoders",
     )

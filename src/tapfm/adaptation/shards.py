@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tapfm.adaptation.moments import BLOCK_SIZE
 
 MAX_SHARD_ELEMENTS = 2**24  # of a shard that small parameters share
-# A parameter of this size has its own shard, and its gradient is used in place. Smaller gradients are copied together.
+# A parameter of at least this size has its own shard and its gradient is used in place; smaller ones are copied.
 _OWN_SHARD_ELEMENTS = 2**20
 
 

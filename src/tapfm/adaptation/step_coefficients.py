@@ -12,7 +12,7 @@ class Coefficients:
     saved_at_nothing, saved_at_pointwise, saved_at_mlp: activations that a block saves per token at this recomputation
         level, without the hidden values of its MLP, as a multiple of the block's width.
     layer_scale: additional activations for a trainable LayerScale at level "nothing", in widths.
-    adapters: additional activations for adapters, in widths.
+    adapters: additional activations for adapters at levels "pointwise" and "mlp", in widths.
     gated: additional activations for a gated MLP at level "nothing", as a multiple of its hidden size.
     backward: temporary gradients inside a block, as a fraction of its input, output and MLP values.
     adapters_backward: the same for a block with adapters.
@@ -44,8 +44,8 @@ class Coefficients:
 
 
 # The values of saved activations are counts of what autograd saves; tests/adaptation/test_planner.py counts them for
-# EAGER. The other values are fitted with `python benchmarks/planning.py --fit`, except those of adapters in COMPILED,
-# which are set by hand from one step on an H200 and from blocks on a CPU.
+# EAGER. `backward`, `adapters_backward` and `overhead_bytes` are fitted with `python benchmarks/planning.py --fit`. In
+# COMPILED, all values of adapters are set by hand, from one step on an H200 and from blocks on a CPU.
 EAGER = Coefficients(
     saved_at_nothing=8,
     saved_at_pointwise=8,

@@ -69,7 +69,7 @@ def run_training(
             run_folder.check_same_encoder_weights(weights_sha256)
         progress = run_folder.load_progress(learner) or RunProgress()
         if not progress.finished and len(progress.failed) > config.machine.allow_failures:
-            progress.clear_failures()  # without --allow-failures, failed slides are tried again
+            progress.clear_failures()  # more failed slides than allowed: they are tried again
         progress.failed |= data.failed
         if not progress.finished:
             run_folder.check_disk_space(learner)
@@ -144,7 +144,7 @@ def _report_out_of_memory(console: Console, tiles: int) -> None:
 
 
 def _check_run_folder(run_folder: RunFolder, config: RunConfig, data: RunData, *, resume: bool) -> None:
-    """Raise `RunError` if the folder has other files, or a run that cannot be resumed with this configuration."""
+    """Raise `RunError` if the folder has other files, a different run, or any run if `resume` is False."""
     if not run_folder.has_run:
         check_no_other_files(
             run_folder.folder,

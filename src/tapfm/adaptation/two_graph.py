@@ -113,7 +113,7 @@ class StepReport(NamedTuple):
     loss_pfm: Tensor  # eq. 7
     norm_g_z: Tensor
     norm_g_r: Tensor
-    norm_encoder: Tensor  # norm of the whole gradient of the encoder
+    norm_encoder: Tensor  # norm of the encoder's whole .grad, which is a sum if the caller accumulates gradients
     graphs_kept: int  # chunks that were encoded only once
     checks: FiniteChecks
 

@@ -1,8 +1,8 @@
-"""Models of torchmil as aggregators: `torchmil:TransMIL`. Optional: pip install "tapfm[torchmil]".
+"""Models of torchmil as aggregators: `torchmil:TransMIL`. Optional: pip install torchmil.
 
-torchmil builds each model. One forward pass per slide returns its logit, its tile scores and the terms of its loss.
-The slide loss is that of the task, with class weights, instead of torchmil's cross-entropy; the other terms of the
-model's loss are added unchanged.
+torchmil builds each model. For each slide, the model returns its logit, its tile scores and the terms of its loss.
+Losses of logits (of the slide, the critical tile or pseudo-bags) are those of the task, with class weights, instead of
+torchmil's cross-entropy. The other terms are added with the same weight as in torchmil.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from tapfm.aggregators.torchmil_catalog import TORCHMIL_MODELS, TORCHMIL_PREFIX
 from tapfm.contracts import BagOutput, Targets, Task
 from tapfm.errors import InputError, SettingError
 
-_CAMIL_LANDMARKS = 256  # torchmil has no default for CAMIL, which cannot run without landmarks
+# torchmil has no default for the landmarks of CAMIL, which cannot run without them
+_DEFAULT_OPTIONS: dict[str, dict[str, Any]] = {"CAMIL": {"n_landmarks": 256}}
 _MAX_NEIGHBOUR_DISTANCE = 1.01  # in units of the tile side; not 1, because tile positions are rounded to pixels
 
 _Loss = Callable[[Task, Targets], Tensor]
@@ -40,8 +41,7 @@ class TorchmilAggregator(nn.Module):
         assert not layer_norm
         self.uses_coordinates = TORCHMIL_MODELS[model].uses_graph
         self.run_model = _RUN_FUNCTIONS.get(model, _run_attention_model)
-        if model == "CAMIL":
-            options = {"n_landmarks": _CAMIL_LANDMARKS} | options
+        options = _DEFAULT_OPTIONS.get(model, {}) | options
         try:
             self.model: nn.Module = _import_model_class(model)(in_shape=(feature_size,), **options)
         except (AssertionError, ValueError, RuntimeError, ZeroDivisionError) as error:
@@ -69,7 +69,7 @@ def _import_model_class(model: str) -> Any:
     except ImportError as error:
         raise InputError(
             f"The aggregator {TORCHMIL_PREFIX}{model} needs the package torchmil, which cannot be imported ({error}).",
-            hint='Install it: pip install "tapfm[torchmil]"',
+            hint="Install it: pip install torchmil",
         ) from error
     return getattr(torchmil.models, model)
 
@@ -77,9 +77,9 @@ def _import_model_class(model: str) -> Any:
 def read_options(model: str) -> dict[str, AggregatorOption]:
     """Return the options of a model: the arguments of its constructor that are numbers, strings or booleans."""
     constructor = _import_model_class(model).__init__
-    kinds = typing.get_type_hints(constructor)
+    kinds, defaults = typing.get_type_hints(constructor), _DEFAULT_OPTIONS.get(model, {})
     return {
-        name: AggregatorOption(parameter.default, kind=kinds[name], at_least=0)
+        name: AggregatorOption(defaults.get(name, parameter.default), kind=kinds[name], at_least=0)
         for name, parameter in inspect.signature(constructor).parameters.items()
         if kinds.get(name) in (int, float, bool, str) and name != "inst_loss_name"  # see _SmoothSvmLoss
     }

@@ -1,1 +1,1 @@
-"""The colour baseline, which `tapfm evaluate` compares with the model if it has the training slides of the run."""
+"""The colour baseline. `tapfm evaluate` compares it with the model if the training slides of the run are available."""

@@ -52,7 +52,7 @@ class BenchSlides:
 
 
 def slides_from_paper() -> BenchSlides:
-    """Return the cohort of the paper's larger single-target task, without slide files."""
+    """Return the paper's bladder cancer (BLCA) cohort, without slide files."""
     return BenchSlides("paper", {split: [PAPER_TILES] * count for split, count in _PAPER_SLIDES.items()}, ())
 
 

@@ -49,9 +49,7 @@ def _print_comparison(comparison: Comparison, folder: Path, console: Console, st
     console.print()
     console.print(rich_table(build_differences_table(comparison)))
     print_line(stderr, f"Compared on {format_count(comparison.patient_count, 'patient')}.")
-    if count := sum(len(patients) for patients in comparison.excluded.values()):
-        print_line(
-            stderr,
-            f"Excluded {format_count(count, 'patient')} without predictions of all models: {folder / 'excluded.csv'}",
-        )
+    if count := len({each for excluded in comparison.excluded.values() for each in excluded}):
+        noun = "patient or slide" if count == 1 else "patients or slides"
+        print_line(stderr, f"Excluded {count:,} {noun} without predictions of all models: {folder / 'excluded.csv'}")
     print_line(stderr, f"Results: {folder / 'comparison.md'} and {folder / 'differences.png'}")

@@ -37,7 +37,8 @@ def encoders(
     """List the supported encoders (foundation models), or show the details of one.
 
     With --check, also downloads its weights if necessary, loads them and
-    encodes one tile. If the model is gated, it prints how to get access.
+    encodes one tile. If you have no access to a gated model, the error message
+    says how to get it.
 
     \b
     Examples:
@@ -90,9 +91,10 @@ def _print_catalogue(cards: Sequence[EncoderCard], console: Console) -> None:
         table.add_row(*row)
     console.print(table)
     prefix = "prefix: number of CLS and register tokens. " if "prefix" in columns else ""
+    precision = "precision: used by the encoder's authors or users. " if "precision" in columns else ""
     console.print(
         f"\n{len(cards)} encoders. GFLOP: forward pass of one tile. {prefix}tile: pixels @ microns per pixel. "
-        "access: open, accept terms, request access, or packaged with tapfm.\n"
+        f"{precision}access: open, accept terms, request access, or packaged with tapfm.\n"
         "Details of one encoder: tapfm encoders NAME. Other ViTs of timm with a CLS token: timm:<architecture>."
     )
 
@@ -121,7 +123,7 @@ def _card_rows(card: EncoderCard) -> dict[str, str]:
         "tile": f"{card.tile_px} px{mpp}",
         "position embedding": positions,
         "cost": "-" if card.gflops is None else f"{card.gflops:,.1f} GFLOP for the forward pass of a tile",
-        "precision": card.precision,
+        "precision": f"{card.precision}, used by its authors or users",
         "licence": card.licence,
         "access": _ACCESS_DETAILS[card.gate] + (f": {card.page}" if card.gate != "none" else ""),
         "source": _describe_source(card),

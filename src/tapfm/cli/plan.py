@@ -34,8 +34,9 @@ def plan(
     memory that is free when it starts. If all tiles of a slide fit, they are
     encoded in one pass. Otherwise they are encoded in chunks, some of them
     twice, and the less memory there is, the more activations are recomputed.
-    This does not change the result. Only if that is not enough, the moments of
-    the optimiser are stored with fewer bits or in CPU memory.
+    This does not change the result. The moments of the optimiser are stored in
+    CPU memory if this is needed or faster, and with fewer bits only if float32
+    moments do not fit or would make a step much slower.
 
     \b
     Examples:

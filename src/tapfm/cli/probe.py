@@ -11,9 +11,10 @@ from tapfm.workflows import probe as workflow
 def probe(options: workflow.ProbeOptions) -> None:
     """Test the encoder of a run on tiles of another task, before and after adaptation.
 
-    Fits a linear probe on frozen features of both encoders, and writes its
-    accuracy and the change of the features to a JSON file. `tapfm study` runs
-    this command for forgetting studies and summarises the results.
+    Fits a linear probe on frozen features of each encoder. Writes the class
+    probabilities of the test tiles and the change of the features to a JSON
+    file. `tapfm study` runs this command for forgetting studies and summarises
+    the results.
 
     \b
     Example:

@@ -61,6 +61,9 @@ def _print_split(result: workflow.SplitResult, console: Console) -> None:
     console.print(rich_table(Table(columns, rows)))
     for warning in workflow.split_warnings(result):
         print_line(console, warning, "yellow")
+    if not result.targets:  # `tapfm config` needs a label column
+        print_line(console, f"Wrote {result.out}.")
+        return
     next_command = format_command("config", "--cohort", result.out, "--out", "run.toml")
     print_line(console, f"Wrote {result.out}. Next: {next_command}")
     if has_folds:

@@ -37,7 +37,7 @@ def synth(options: workflow.SynthOptions) -> None:
     Output files:
       cohort.csv, external.csv   slides, patients, splits and labels
       slides/, external/         SVS files, 30% of them scanned at 40x
-      contact-sheet.jpg          thumbnails of the slides
+      contact-sheet.jpg          thumbnails of up to 40 slides
       truth/                     ground truth: tissue, signal regions, tiles.csv
     """
     _print_cohort(workflow.synth.run(options, stderr_console()), stdout_console())

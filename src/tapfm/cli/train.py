@@ -63,7 +63,8 @@ def _print_result(result: TrainingResult, console: Console) -> None:
     if result.failed:
         print_line(console, f"{format_count(len(result.failed), 'slide')} failed. Reasons: {folder / 'failures.csv'}")
     print_line(console, f"Results: {folder / 'summary.md'} and {folder / 'curves.png'}")
-    next_command = format_command("evaluate", folder, "--out", Path("evaluations") / folder.name)
-    print_line(console, f"Next: {next_command}")
+    if "test" in result.scores:  # without test slides, `tapfm evaluate` needs other options
+        next_command = format_command("evaluate", folder, "--out", Path("evaluations") / folder.name)
+        print_line(console, f"Next: {next_command}")
     export = format_command("export", folder, "--out", Path("exported") / folder.name)
     print_line(console, f"To use the model in other programs: {export}")

@@ -97,7 +97,7 @@ def split_cohort(
 def write_split_table(result: CohortSplit, source: Path, out: Path, *, moved: bool) -> None:
     """Write the cohort table with its new splits.
 
-    moved: the slides are not at the paths in the source table.
+    moved: the slides may not be at the paths in the source table.
     """
     try:
         write_atomically(out, _format_split_table(result.cohort, result.splits, source, out, moved=moved))

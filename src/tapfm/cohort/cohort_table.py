@@ -327,30 +327,29 @@ def _find_slide_path(
     slides folder, because it may belong to another patient.
     """
     expected = base / text if text else None
-    if text and not text.lower().endswith(_FEATURE_SUFFIXES):
+    is_slide_path = bool(text) and not text.lower().endswith(_FEATURE_SUFFIXES)
+    name = Path(text or slide_name).name
+    if is_slide_path:
         for path in (base / text, finder.folder / text):
             if path.exists():
                 return path
     found: list[Path] = []
-    if not text or finder.explicit or Path(text).name == text or text.lower().endswith(_FEATURE_SUFFIXES):
-        found = finder.find(Path(text or slide_name).name)
+    if not is_slide_path or finder.explicit or name == text:
+        found = finder.find(name)
     if len(found) == 1:
         if (first := finder.row_by_file.setdefault(found[0], row_number)) != row_number:
             problems.append(
-                f"row {row_number}: the only file found for {Path(text or slide_name).name} is {found[0]}, which row "
-                f"{first} already uses"
+                f"row {row_number}: the only file found for {name} is {found[0]}, which row {first} already uses"
             )
             return None
         return found[0]
     if len(found) > 1:
-        problems.append(f"row {row_number}: several files match {slide_name}: {', '.join(map(str, found))}")
+        problems.append(f"row {row_number}: several files match {name}: {', '.join(map(str, found))}")
         return None
     if not must_exist:
         return expected or base / slide_name
-    searched_name = slide_name if is_slide_name(slide_name) else f"{slide_name}.*"
-    missing = (
-        f"{expected} does not exist" if expected is not None else f"no slide {searched_name} below {finder.folder}"
-    )
+    searched_name = name if is_slide_name(name) else f"{_slide_id_from_name(name)}.*"
+    missing = f"{expected} does not exist" if is_slide_path else f"no slide {searched_name} below {finder.folder}"
     problems.append(f"row {row_number}: {missing}")
     return None
 

@@ -43,7 +43,8 @@ def parse_split(text: str) -> str:
 def read_splits(cohort: Cohort, fold: int | None = None) -> dict[str, str]:
     """Return the split of each slide, from the column `split` or from a fold's column.
 
-    Slides without a split are excluded. Raises CohortError for unknown splits and for patients in several splits.
+    Slides without a split are excluded. Raises CohortError if no slide has one, and for unknown splits and patients in
+    several splits.
     """
     column = "split" if fold is None else f"fold_{fold}"
     written = [(row, row.split if fold is None else row.folds.get(column)) for row in cohort.rows]
@@ -66,6 +67,8 @@ def read_splits(cohort: Cohort, fold: int | None = None) -> dict[str, str]:
     command = _split_command(cohort) if fold is None else _split_command(cohort, "--folds", "5")
     if not assigned:
         found = [name.removeprefix("fold_") for name in fold_names(cohort)]
+        if fold is not None and (found or any(row.split for row in cohort.rows)):
+            command += " --force"  # tapfm split replaces existing splits only with this option
         raise CohortError(
             f"The cohort table has no {column}, so the slides for training are unknown.",
             hint=(

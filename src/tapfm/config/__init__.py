@@ -1,1 +1,1 @@
-"""Settings: RUN.toml, STUDY.toml, and the recipes that provide their defaults."""
+"""Settings: RUN.toml, STUDY.toml, and the recipes with defaults for RUN.toml."""

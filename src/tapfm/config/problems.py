@@ -1,4 +1,4 @@
-"""Describe the problems of a configuration: one line per setting, with the valid values."""
+"""Describe the problems of a configuration: one line per problem."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def describe_invalid_values(error: ValidationError, settings: Sequence[SettingPa
         elif each["type"] == "missing" and len(each["loc"]) <= 2:
             message = "is not set"
         elif each["type"] == "json_invalid":
-            name, message = "a name", "is not valid UTF-8 and cannot be written to a file"
+            name, message = "a path or name", "is not valid UTF-8 and cannot be written to a file"
         else:
             message = "has too few items" if each["type"] == "missing" else message
             values[name] = f"; got {each['input']!r}"
@@ -70,9 +70,9 @@ def find_problems(config: RunConfig) -> Iterator[str]:
             f"got {config.adaptation.lambda_:g}"
         )
     if method == "fixed" and config.tiles.features is None:
-        yield 'tiles.features: is not set; method = "fixed" needs the output folder of `tapfm embed`'
+        yield 'tiles.features: is not set; method = "fixed" needs a folder of features, for example from `tapfm embed`'
     if method != "fixed" and config.tiles.folder is None:
-        yield f"tiles.folder: is not set; method {method} needs the output folder of `tapfm tile`"
+        yield f"tiles.folder: is not set; method {method} needs a folder of tiles, for example from `tapfm tile`"
     for setting, value, required in (
         ("adaptation.backward_tiles", config.adaptation.backward_tiles, 0),
         ("optimiser.moments", optimiser.moments, "auto"),

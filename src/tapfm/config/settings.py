@@ -16,6 +16,7 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]  # at least 1
+BlurRadius = Annotated[float, Field(ge=0.01, le=16)]  # the limits of `tiles.augment.Augmentation`
 
 
 class SettingsModel(BaseModel):
@@ -62,7 +63,7 @@ class EncoderSection(SettingsModel):
 
     name: str = setting("a name from `tapfm encoders`, or timm:<architecture>")
     weights: Path | None = setting(
-        "weights file or folder; by default from the Hugging Face cache, else downloaded",
+        "weights file or folder; by default from the tapfm package or the Hugging Face cache, else downloaded",
         default=None,
         examples=["model.safetensors"],
     )
@@ -181,8 +182,10 @@ class AugmentationSection(SettingsModel):
     flip: Probability = setting("probability of a horizontal flip")
     rotate_90: bool = setting("rotate by 0, 90, 180 or 270 degrees at random")
     blur: Probability = setting("probability of a Gaussian blur")
-    blur_radius: tuple[Positive, Positive] = setting("minimum and maximum blur radius in pixels")
-    stain_jitter: NotNegative = setting(
+    blur_radius: tuple[BlurRadius, BlurRadius] = setting(
+        "minimum and maximum standard deviation of the blur, in tile pixels"
+    )
+    stain_jitter: Annotated[float, Field(ge=0, lt=1)] = setting(
         "strength s of the stain jitter, from 0 (none) to below 1; the amount of each stain (haematoxylin, eosin and a "
         "residual) is multiplied by a random factor from 1 - s to 1 + s, and shifted by up to s times the fraction of "
         "light that the pixel absorbs",

@@ -23,7 +23,7 @@ METHODS: tuple[Method, ...] = get_args(Method)
 ReportKind = Literal["comparison", "ablation", "stability", "forgetting"]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 _EXAMPLE_COMMAND = "tapfm study --preset paper-table1 --write study.toml"
-_VALID_FOLDER_NAME = re.compile(r"[\w][\w .,+=:-]*")  # of a study or a variant; the name becomes part of a path
+_VALID_FOLDER_NAME = re.compile(r"[\w][\w .,+=:-]*")  # of a study or a variant; that of a variant becomes a folder name
 
 
 class SlidesSection(SettingsModel):
@@ -208,7 +208,10 @@ def _find_problems(config: StudyConfig) -> Iterator[str]:
                 yield f"{key}: {error.message} {error.hint}"
     for name in (config.name, *listed["variants"]):
         if not _VALID_FOLDER_NAME.fullmatch(name):
-            yield f"name: {name!r} cannot be a folder name; use letters, digits, spaces and _.,+=:-"
+            yield (
+                f"name: {name!r} cannot be a folder name; use letters, digits, spaces and _.,+=:-, and begin with a "
+                "letter or digit"
+            )
     if config.is_multilabel and len(config.targets) == 1:
         yield "task: multilabel needs at least two targets"
     if config.report == "forgetting" and config.probe is None:
@@ -219,6 +222,8 @@ def _find_problems(config: StudyConfig) -> Iterator[str]:
         orders = {each.settings.get("adaptation", {}).get("bag_gradient") for each in config.variants}
         if not {"before", "after", "joint"} <= orders:
             yield 'variants: report = "stability" needs variants with adaptation.bag_gradient before, after and joint'
+        if "fixed" in config.methods:
+            yield 'methods: report = "stability" compares orders of updates of the encoder, so fixed cannot be in it'
     for where, tables in _list_method_and_variant_settings(config):
         if isinstance(tables, Mapping) and "allow_failures" in (tables.get("machine") or {}):
             yield f"{where}.machine.allow_failures: must be the same for all runs; set it in [settings.machine]"
@@ -232,7 +237,7 @@ def _list_method_and_variant_settings(config: StudyConfig) -> list[tuple[str, An
 
 
 def _describe_unknown_settings(config: StudyConfig) -> Iterator[str]:
-    """Yield a problem for each setting under `settings` and `variants` that RUN.toml does not have."""
+    """Yield a problem for each setting in `settings` and `variants` that RUN.toml does not have."""
     known = list(list_settings())
     for_all_runs = {name: each for name, each in config.settings.items() if name not in METHODS}
     for where, tables in [("settings", for_all_runs), *_list_method_and_variant_settings(config)]:
@@ -241,10 +246,9 @@ def _describe_unknown_settings(config: StudyConfig) -> Iterator[str]:
             continue
         for section, values in tables.items():
             inside = [(section, key) for key in values] if isinstance(values, Mapping) else []
-            for path in [(section,), *inside]:
+            for path in inside if (section,) in known else [(section,)]:
                 if path not in known:
                     yield f"{where}.{'.'.join(path)}: unknown setting{suggest_setting(path, known)}"
-                    break
 
 
 def resolve_study_paths(tables: dict[str, Any], base: Path) -> None:

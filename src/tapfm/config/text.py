@@ -45,8 +45,9 @@ def format_starter_config(
         targets = targets or find_binary_columns(table)
         if not targets:
             raise LabelError(
-                f"{cohort} has no label column to train on: none contains 0 and 1, and no other values.",
-                hint=f"Its label columns are: {', '.join(table.label_names) or 'none'}",
+                f"{cohort} has no label column to train on: one with both 0 and 1, and no other values.",
+                hint="Write 1, 0, or nothing (unknown) in a label column. Its label columns are: "
+                f"{', '.join(table.label_names) or 'none'}",
             )
     tiles_section = {"folder": _relative_path(tiles or Path("tiles"), folder)} if method != "fixed" or tiles else {}
     if method == "fixed" or features is not None:

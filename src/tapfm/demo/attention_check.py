@@ -1,7 +1,7 @@
-"""Measure how well attention finds the tiles with the planted signal, before and after adaptation.
+"""Measure how well attention before and after adaptation, and contributions, find the tiles with the planted signal.
 
-The measure is the AUC of tiles with the signal against the other tiles of the same slide. This is possible for
-synthetic slides only, because the ground truth of every tile is known.
+The measure is the AUC of tiles with the signal against the other tiles of the same slide. This is possible only for
+synthetic slides, for which the ground truth of every tile is known.
 """
 
 from __future__ import annotations

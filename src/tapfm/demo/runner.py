@@ -137,7 +137,8 @@ def _read_state(folder: DemoFolder, size: DemoSize) -> _State:
         return _State(set(), {})
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise RunError(
-            f"{folder.state} cannot be read ({error}).", hint="Use another folder with --out, or delete this one."
+            f"{folder.state} cannot be read ({error}).",
+            hint=f"Use another folder with --out, or delete the folder {folder.path}.",
         ) from error
     if digest != _settings_digest(size):
         raise RunError(

@@ -41,7 +41,7 @@ class DemoSize:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Table `settings` of the study: settings of RUN.toml for all runs, and in `fixed` for method fixed only."""
+        """Section [settings] of study.toml: settings for all runs; those in `fixed` are for method fixed only."""
         return {
             "adaptation": {"tiles_per_slide": self.tiles_per_slide},
             "schedule": {"epochs": self.epochs, "first_cycle": self.epochs},

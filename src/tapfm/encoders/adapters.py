@@ -85,7 +85,7 @@ def _add_adapters(encoder: VitEncoder, *, rank: int, seed: int) -> None:
         import peft
     except ImportError as error:
         raise InputError(
-            f"LoRA adaptation needs the package peft ({error}).", hint="Install it: pip install 'tapfm[lora]'"
+            f"LoRA adaptation needs the package peft ({error}).", hint="Install it: pip install peft"
         ) from error
     from tapfm.encoders.blocks import at_least_float32
 

@@ -6,12 +6,12 @@
     "mlp"         the same for the attention, not for the MLP   also the first product of the MLP
     "block"       the input of the block                        the whole block
 
-With "pointwise" and "mlp", factors that scale a whole matrix are folded into it. A LayerScale is folded into the layer
-before it, so that the output of that layer need not be saved. While gradients are recorded, the weights of a norm are
-folded into the layer after it: their gradients then come from the gradient of the matrix instead of from every token.
-The results are equal up to rounding.
+With "pointwise" and "mlp", and without autocast, element-wise factors are folded into the weights of linear layers. A
+LayerScale is folded into the layer before it, so that the output of that layer need not be saved. While gradients are
+recorded, the weights of a norm are folded into the layer after it: their gradients then come from the gradient of the
+matrix instead of from every token. The results are equal up to rounding.
 
-K tiles, N tokens (CLS, registers, patches), H heads, d head size, D width.
+K tiles, N tokens (CLS, registers, patches), H heads, d head size, D width, h hidden size of the MLP.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ def run_last_block(
 ) -> tuple[Tensor, Tensor]:
     """Run the last block and return its output and the raw attention r_K.
 
-    With `cls_only`, everything after the attention is computed for the CLS token only.
+    With `cls_only`, everything after queries, keys and values is computed for the CLS token only. Of the levels of
+    `recompute`, only "block" recomputes anything in this block.
     """
 
     def run(x_KND: Tensor) -> tuple[Tensor, Tensor]:

@@ -41,8 +41,9 @@ def build_vit(card: EncoderCard, *, tile_px: int | None = None, extra: Mapping[s
 def _check_tile_size(tile_px: int, patch_px: int, card: EncoderCard) -> None:
     """Raise TileError if the tile size is not a multiple of the patch size."""
     if tile_px <= 0 or tile_px % patch_px:
-        below, above = tile_px // patch_px * patch_px, (tile_px // patch_px + 1) * patch_px
+        below = tile_px // patch_px * patch_px
+        multiples = [str(px) for px in (below, below + patch_px) if px > 0] or [str(patch_px)]
         raise TileError(
             f"Tiles of {tile_px} px do not match encoder '{card.key}', which has a patch size of {patch_px} px.",
-            hint=f"Use its own tile size, {card.tile_px} px, or a multiple of {patch_px}: {below or above} or {above}.",
+            hint=f"Use its own tile size, {card.tile_px} px, or a multiple of {patch_px}: {' or '.join(multiples)}.",
         )

@@ -58,9 +58,9 @@ class EncoderCard:
 
     @property
     def download_command(self) -> str:
-        """The command that downloads the published file."""
+        """The command that downloads the published file, if it is on the Hub, or that installs tapfm again."""
         if self.packaged:
-            return "pip install --force-reinstall --no-deps tapfm"
+            return "pip install --force-reinstall --no-deps . (in the tapfm checkout)"
         revision = f" --revision {self.revision}" if self.revision else ""
         return f"hf download {self.repository} {self.file}{revision}"
 

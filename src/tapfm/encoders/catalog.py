@@ -34,7 +34,7 @@ def load_encoder_cards() -> Mapping[str, EncoderCard]:
 
 
 def _normalise_name(name: str) -> str:
-    """Remove case, spaces and dashes, which users spell differently."""
+    """Return the name in lower case, with only letters, digits and "+"; users spell the rest differently."""
     return "".join(character for character in name.lower() if character.isalnum() or character == "+")
 
 

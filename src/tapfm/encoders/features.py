@@ -4,7 +4,8 @@ tapfm    <slide>.h5           `features` (N, D) float32 and `coords` (N, 2), top
                               of TRIDENT; `attention` (N,) float32, the raw attention r of eq. 1
 TRIDENT  <slide>.h5           `features` (N, D) or (1, N, D), and `coords`, each described by its attributes
 CLAM     h5_files/<slide>.h5  the same without attributes; pt_files/<slide>.pt contains only the features, as a tensor
-STAMP    <slide>.h5           `feats` (N, D) float16; `coords` in microns, which cannot be converted without the mpp
+STAMP    <slide>.h5           `feats` (N, D) float16; `coords` in microns, which cannot be converted without the mpp, or
+                              in pixels if the attribute `unit` is px
 
 Only files of tapfm contain the raw attention. Aggregators that use it need such files.
 """
@@ -36,7 +37,7 @@ FeatureFormat = Literal["tapfm", "TRIDENT", "CLAM", "STAMP", "pt"]
 FEATURES_VERSION = 1
 
 FINGERPRINT_ATTRIBUTE = "tapfm_fingerprint"  # only files of tapfm have this attribute
-_REDO_HINT = "Create the file again: tapfm embed"
+_REDO_HINT = "Create the file again, for example with tapfm embed."
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def _coords_attributes(tiles: TileSet) -> dict[str, Any]:
 class FeatureMetadata(NamedTuple):
     """Metadata of a feature file."""
 
-    size: int
+    size: int  # D
     has_attention: bool
     has_coordinates: bool
     origin: FeatureFormat

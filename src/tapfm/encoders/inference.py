@@ -129,7 +129,7 @@ def prepare_encoder(
     """Prepare an encoder, in place, for inference on `tiles` tiles in total; it cannot be trained afterwards.
 
     bfloat16 on a GPU rounds the weights once. float16, and bfloat16 on a CPU, run under autocast, as in training.
-    compiled: compile the blocks; None compiles if the number of tiles is large enough to save time.
+    compiled: compile the blocks; None: on a GPU, compile for float8, or if there are enough tiles to save time.
     """
     device = encoder.mean.device
     encoder.eval().requires_grad_(False)
@@ -144,7 +144,7 @@ def prepare_encoder(
         compiled = can_compile_on_gpu(device) and (precision == "float8" or large)
     if compiled:
         encoder.compile_blocks()
-    autocast = None if lowered or precision == "float32" else _precision_dtype(precision)
+    autocast = None if lowered or precision == "float32" else cast(torch.dtype, getattr(torch, precision))
     return InferenceEncoder(encoder, precision, autocast=autocast, capture=True)
 
 
@@ -152,11 +152,6 @@ def wrap_encoder(encoder: VitEncoder, autocast: torch.dtype | None = None) -> In
     """Wrap an encoder for inference without changing it, for example while it is being trained."""
     dtype = autocast or next(encoder.vit.blocks.parameters()).dtype
     return InferenceEncoder(encoder, precision_name(dtype), autocast=autocast, capture=False)
-
-
-def _precision_dtype(precision: Precision) -> torch.dtype:
-    """Return the dtype in which most operations run."""
-    return torch.bfloat16 if precision == "float8" else cast(torch.dtype, getattr(torch, precision))
 
 
 def precision_name(dtype: torch.dtype | None) -> Precision:

@@ -25,9 +25,9 @@ def cast_weights(encoder: VitEncoder, dtype: torch.dtype) -> None:
 
 
 def can_compile_on_gpu(device: torch.device) -> bool:
-    """Return whether torch.compile works on this GPU: it needs triton, a C compiler and the Python headers.
+    """Return whether torch.compile works on this GPU; False for a CPU.
 
-    False for a CPU.
+    It needs compute capability 7.0, triton, a C compiler and the Python headers.
     """
     if device.type != "cuda" or not torch.cuda.is_available() or torch.cuda.get_device_capability(device) < (7, 0):
         return False

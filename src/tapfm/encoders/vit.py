@@ -1,6 +1,6 @@
 """A ViT that returns the feature of each tile and its raw attention: how much CLS attends to patches (eq. 1).
 
-K tiles, N tokens (CLS, registers, patches), H heads, d head size, D feature size.
+K tiles, N tokens (CLS, registers, patches), D width; in z_KD, D is the feature size.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _set_compile_cache() -> None:
 
 
 def _silence_compiler_warnings() -> None:
-    """Silence warnings about in-place operations, which are not used, and TF32, which tapfm sets on purpose."""
+    """Silence warnings about in-place operations (not used), TF32 (set by tapfm) and the algorithm of softmax."""
     logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
     for message in ("TensorFloat32 tensor cores", r"\s*Online softmax is disabled"):
         warnings.filterwarnings("ignore", message=message, category=UserWarning)

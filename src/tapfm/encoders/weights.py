@@ -87,11 +87,11 @@ def load_encoder(
     digest = file_sha256(found.file)
     published = None if card.sha256 is None else digest == card.sha256
     if found.expect_published and published is False:
+        download = f": {card.redownload_command}" if card.repository or card.packaged else f" ({card.notes})"
         raise WeightsDigestError(
             f"{found.file} is not the published {card.file} of {card.name}: its SHA-256 is {digest}, "
             f"expected {card.sha256}.",
-            hint=f"Download it again: {card.redownload_command}. "
-            f"To use your own weights, pass the file: --weights {found.file}",
+            hint=f"Download it again{download}. To use your own weights, pass the file: --weights {found.file}",
         )
     if found.config is not None:
         _check_config(found.config, card)
@@ -164,10 +164,8 @@ def _find_published_weights(card: EncoderCard) -> _FoundWeights:
             )
         return _find_local_weights(card, card.package_folder)
     if not card.repository:
-        raise WeightsNotFoundError(
-            f"{card.name} is not on the Hugging Face Hub.",
-            hint=f"Download {card.file} ({card.notes}), then: tapfm encoders {card.key} --check --weights {card.file}",
-        )
+        download = f"Download {card.file} ({card.notes}), and pass it" if card.sha256 else "Pass a weights file"
+        raise WeightsNotFoundError(f"{card.name} is not on the Hugging Face Hub.", hint=f"{download}: --weights FILE")
     cached = try_to_load_from_cache(card.repository, card.file, revision=card.revision)
     if isinstance(cached, str):
         return _FoundWeights(Path(cached), expect_published=True)

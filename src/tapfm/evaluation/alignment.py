@@ -39,7 +39,7 @@ def align_predictions(models: Mapping[str, SeedPredictions], targets: TargetKind
     all_seeds = [each for model in units.values() for each in model]
     common = sorted(set.intersection(*(set(each) for each in all_seeds)))
     if not common:
-        raise _no_common_patient_error(units)
+        raise _nothing_in_common_error(units)
     labels = {key: _collect_labels([each[key] for each in all_seeds], targets) for key in common}
     _check_labels_agree(labels, targets)
     return AlignedPredictions(
@@ -69,9 +69,9 @@ def _index_slides(name: str, predictions: Sequence[Prediction]) -> dict[_UnitKey
 
 
 def _drop_unshared_slides(slides: Mapping[_UnitKey, Prediction], shared: Set[_UnitKey]) -> list[Prediction]:
-    """Return slides without those that some model lacks, unless no slide of the patient is shared.
+    """Return the slides that all models have, and all slides of patients without such a slide.
 
-    Otherwise models would pool different slides of the same patient, possibly with different labels.
+    With all slides, models would pool different slides of the same patient, possibly with different labels.
     """
     patients_with_shared = {key[:2] for key in shared}
     return [each for key, each in slides.items() if key in shared or key[:2] not in patients_with_shared]
@@ -121,8 +121,13 @@ def _list_excluded(
     return (*(patient for _, patient in patients), *(_unit_name(key) for key in slides))
 
 
-def _no_common_patient_error(units: Mapping[str, Sequence[Mapping[_UnitKey, Prediction]]]) -> InputError:
-    """Return the error for models without a common patient, with an example from each model."""
+def _nothing_in_common_error(units: Mapping[str, Sequence[Mapping[_UnitKey, Prediction]]]) -> InputError:
+    """Return the error for models without a common slide or patient, with an example from each model."""
+    if set.intersection(*({key[:2] for key in each} for seeds in units.values() for each in seeds)):
+        return InputError(
+            "No slide is in all models, although they have patients in common.",
+            hint="Slides are matched by cohort, patient_id and slide_id. To match only patients, pass --unit patient.",
+        )
     examples = []
     for name, seeds in units.items():
         first: PatientKey | None = min((key[:2] for each in seeds for key in each), default=None)

@@ -24,7 +24,7 @@ class LabelledUnits:
     indices: NDArray[np.intp]  # of the labelled units, among all units
     truth: Truth
     logits: Floats
-    undefined_reason: str  # why metrics are undefined; empty if they are defined
+    undefined_reason: str  # why the AUC is undefined; empty if it is defined
     no_interval_reason: str  # why there is no bootstrap confidence interval; empty if there is one
     clustered: bool  # whether a patient has more than one labelled unit
 

@@ -1,4 +1,4 @@
-"""Results of an evaluation as tables: metrics.csv, and the sections of metrics.md, which are also in the report."""
+"""Results of an evaluation as tables, for metrics.csv, metrics.md, the report and the terminal."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def _select_thresholds(target: str, thresholds: Thresholds | None) -> TargetThre
 
 
 def _compute_delong_interval(metric: str, labelled: LabelledUnits, unit: Unit) -> Estimate | None:
-    """Return the analytic confidence interval of a metric, or the reason for its absence; None for other metrics."""
+    """Return a metric with DeLong's confidence interval, or the reason why it has none; None unless it is the AUC."""
     found = labelled.kind.compute_analytic_interval(
         metric, labelled.truth, labelled.logits, unit=unit, clustered=labelled.clustered
     )
@@ -142,7 +142,7 @@ def _compute_delong_interval(metric: str, labelled: LabelledUnits, unit: Unit) -
 def _average_targets(
     values: Sequence[MetricValue], resampled: Sequence[Floats], no_interval_reasons: Mapping[str, str]
 ) -> Estimate:
-    """Return the mean of a metric over the targets that have a value, also in each resample.
+    """Return the mean of a metric over the targets that have a value, with the interval of this mean.
 
     no_interval_reasons: why a target has no confidence interval, by target; empty if it has one.
     """

@@ -101,7 +101,7 @@ def read_metrics_json(path: Path) -> EvaluationResults:
     except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
             f"{path} cannot be read ({error}).",
-            hint="Run the evaluation again with a new output folder: tapfm evaluate MODEL --out DIR",
+            hint="To write it again, run the same tapfm evaluate command with --resume.",
         ) from error
 
 

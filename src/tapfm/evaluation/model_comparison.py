@@ -37,7 +37,7 @@ class PairedComparison:
 
 @dataclass(frozen=True)
 class Comparison:
-    """AUCs of several models on the same patients, and the differences of all pairs."""
+    """AUCs of several models on the same patients, and the differences of pairs of models."""
 
     models: tuple[str, ...]
     targets: tuple[str, ...]
@@ -46,7 +46,7 @@ class Comparison:
     excluded: Mapping[str, tuple[str, ...]]  # by model, patients and slides that other models lack
     partial_labels: tuple[str, ...]  # units and targets that have a label in only some models; all models use it
     aucs: Mapping[tuple[str, str], Estimate]  # by model and target; with several targets also "macro"
-    pairs: tuple[PairedComparison, ...]  # of each pair and target; with several targets also "macro"
+    pairs: tuple[PairedComparison, ...]  # of each compared pair and target; with several targets also "macro"
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def compare_models(
     for target, units in labelled.items():
         by_target[target] = compute_target_aucs(target, {target: targets[target]})
         by_model = logits[target]
-        delong = {(first, second): _delong_test(by_model[first], by_model[second], units) for first, second in pairs}
+        delong = {pair: _delong_test(by_model[pair[0]], by_model[pair[1]], units, unit) for pair in pairs}
         tested += _test_pairs(target, pairs, by_target[target], delong)
     if len(targets) > 1:
         joint = {target: compute_target_aucs(target, targets) for target in targets}  # the same resamples
@@ -179,7 +179,9 @@ def _test_pairs(
     return [replace(each, p_holm=p) for each, p in zip(found, corrected, strict=True)]
 
 
-def _delong_test(first: Sequence[Floats], second: Sequence[Floats], units: LabelledUnits) -> tuple[float | None, str]:
+def _delong_test(
+    first: Sequence[Floats], second: Sequence[Floats], units: LabelledUnits, unit: Unit
+) -> tuple[float | None, str]:
     """Return the p value of DeLong's test, or None and the reason.
 
     first, second: the logits of each seed of two models.
@@ -188,4 +190,4 @@ def _delong_test(first: Sequence[Floats], second: Sequence[Floats], units: Label
         return None, units.undefined_reason
     if len(first) > 1 or len(second) > 1:
         return None, "DeLong's test is for single models, not for means over seeds"
-    return units.kind.paired_test(units.truth, first[0], second[0], clustered=units.clustered)
+    return units.kind.paired_test(units.truth, first[0], second[0], unit=unit, clustered=units.clustered)

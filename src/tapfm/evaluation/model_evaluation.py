@@ -1,4 +1,4 @@
-"""Evaluate predictions: metrics of the model, of its subgroups and of the baseline, and the AUC difference."""
+"""Evaluate predictions: metrics of the model (also on subgroups) and of the baseline, and their AUC difference."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tapfm.tasks.target import BASELINE, TargetKinds
 class EvaluationSettings:
     """Settings for the metrics, thresholds, subgroups and bootstrap of an evaluation."""
 
-    unit: Unit | None = None  # None: the unit of model selection in the run
+    unit: Unit | None = None  # None: the unit of model selection in the run; slide for an export
     sensitivity: float = 0.9
     by: tuple[str, ...] = ()  # columns for subgroups
     resamples: int = 2000
@@ -71,7 +71,7 @@ def evaluate_predictions(
     table: EvaluatedTable,
     about: dict[str, Any],
 ) -> EvaluationResults:
-    """Return the metrics of the model, its subgroups and the baseline, and the AUC difference of model and baseline."""
+    """Return the metrics of the model (also on subgroups) and of the baseline, and their AUC difference."""
     unit = settings.unit
     assert unit is not None
     bootstrap = {"resamples": settings.resamples, "seed": settings.seed}

@@ -36,7 +36,7 @@ _MAX_UNREADABLE = 0.05  # fraction of a slide's tiles that may be unreadable bef
 class BagRequest:
     """A request for `tiles` tiles of a slide, or all of them (None)."""
 
-    purpose: Literal["train", "inference"]
+    purpose: Literal["train", "inference"]  # use `Bags.read` for "train", `Bags.read_parts` for "inference"
     slide_id: str
     tiles: int | None = None
     rng_key: tuple[int | str, ...] = ()  # seeds the random sample, such as (seed, epoch, slide)
@@ -243,7 +243,9 @@ class FeatureBags:
         finally:
             self.waited_s += time.monotonic() - start
         if not len(stored):
-            raise SlideFailed(f"{self._files[slide_id]} has no tiles", "Create the file again: tapfm embed")
+            raise SlideFailed(
+                f"{self._files[slide_id]} has no tiles", "Create the file again, for example with tapfm embed."
+            )
         features = torch.from_numpy(stored.features)
         # not used: aggregators that need attention have raised an error before
         attention = torch.zeros(len(stored)) if stored.attention is None else torch.from_numpy(stored.attention)

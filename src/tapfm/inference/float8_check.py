@@ -29,7 +29,7 @@ def prepare_float8_model(
 ) -> tuple[InferenceModel, str]:
     """Convert a model to float8; return it and a message on how much it changes the first readable slide.
 
-    reference: the same model in bfloat16.
+    reference: the same model in bfloat16, which is not changed. The message is empty if no slide can be read.
     Raises RunError if a probability changes by more than `_MAX_CHANGE`, or is not finite.
     """
     assert reference.encoder is not None

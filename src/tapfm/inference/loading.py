@@ -13,7 +13,7 @@ from tapfm.aggregators.catalog import find_aggregator_card
 from tapfm.encoders.inference import prepare_encoder
 from tapfm.encoders.vit import VitEncoder
 from tapfm.encoders.weights import load_encoder
-from tapfm.errors import FeatureStoreError, RunError, WeightsDigestError
+from tapfm.errors import FeatureStoreError, RunError, WeightsDigestError, WeightsError
 from tapfm.inference.float8_check import COMPARED_TILES, prepare_float8_model
 from tapfm.inference.precision import choose_inference_precision
 from tapfm.inference.predictor import InferenceModel
@@ -103,13 +103,23 @@ def prepare_models(
 def _load_base_encoder(member: ModelMember, saved: SavedModel, device: torch.device) -> VitEncoder:
     """Load the encoder of the features that a run was trained on. Raises an error if the weights differ."""
     assert member.config is not None  # an export contains its encoder
-    loaded = load_encoder(saved.card, weights=member.config.encoder.weights)
+    weights = member.config.encoder.weights
+    source = weights or ("the tapfm package" if saved.card.packaged else "the Hugging Face cache")
+    try:
+        loaded = load_encoder(saved.card, weights=weights)
+    except WeightsError as error:
+        error.hint += (
+            f"\nThis command has no option --weights: it reads the weights of {member.folder} from {source}. Without "
+            "them, you can evaluate on features: tapfm evaluate RUN --features DIR"
+        )
+        raise
     expected = saved.metadata["encoder"]["base_weights_sha256"]
     if expected not in (None, loaded.provenance.sha256):
         raise WeightsDigestError(
             f"{member.folder} was trained on features from different weights of {saved.card.name}: SHA-256 {expected}, "
             f"but the weights found have {loaded.provenance.sha256}.",
-            hint="Use the weights with the first SHA-256, or features from them: tapfm evaluate RUN --features DIR",
+            hint=f"The weights are read from {source}. Restore those with the first SHA-256, or evaluate on features "
+            "from them: tapfm evaluate RUN --features DIR",
         )
     feature_size = saved.metadata["aggregator"]["feature_size"]
     if loaded.encoder.feature_size != feature_size:
@@ -128,10 +138,12 @@ def _check_features_match(saved: SavedModel, slides: Sequence[RunSlide]) -> None
     for slide in slides:
         assert slide.features is not None
         path, metadata = slide.features.path, slide.features.metadata
+        own_weights = ""
         if metadata.size != aggregator["feature_size"]:
             problem = f"has features of size {metadata.size}, but the model needs {aggregator['feature_size']}"
         elif metadata.weights_sha256 and encoder["base_weights_sha256"] not in (None, metadata.weights_sha256):
             problem = f"was created with different weights of {encoder['name']} than the model was trained with"
+            own_weights = ", and --weights FILE if the model was trained with your own weights file"
         elif card.uses_raw_attention and not metadata.has_attention:
             problem = f"({metadata.origin}) has no raw attention, which {card.name} uses to weight tiles"
         elif card.uses_coordinates and not metadata.has_coordinates:
@@ -140,5 +152,6 @@ def _check_features_match(saved: SavedModel, slides: Sequence[RunSlide]) -> None
             continue
         raise FeatureStoreError(
             f"{path} {problem}.",
-            hint=f"Compute the features: tapfm embed COHORT.csv --encoder {encoder['name']} --out DIR",
+            hint="Compute the features: tapfm embed COHORT.csv --tiles DIR "
+            f"--encoder {encoder['name']} --out NEW_DIR{own_weights}",
         )

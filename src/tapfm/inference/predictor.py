@@ -224,7 +224,7 @@ class Predictor:
                 if self.batch == 1:
                     raise DeviceMemoryError(
                         f"{self.device} is out of memory with one tile at a time.",
-                        hint="Free memory on it, or use another device: --device cpu. Finished slides are saved.",
+                        hint="Free memory on it, or use another device: --device cpu. Finished work is saved.",
                     ) from error
             else:
                 break
@@ -248,7 +248,8 @@ class Predictor:
         if not all(map(math.isfinite, logits)):
             raise NonFiniteError(
                 f"Slide '{slide_id}': the logits are not finite: {logits}.",
-                hint="Lower the learning rates, or enable gradient clipping.",
+                hint="Lower the learning rates or enable gradient clipping in training. Instead of float16, use "
+                "bfloat16 or float32.",
             )
         return dict(zip(self.targets, logits, strict=True))
 

@@ -48,7 +48,7 @@ from tapfm.tiles.stream import serve_requests
 
 _TILES_FOLDER = "tiles"  # tiles that this command created
 _SHARED_KEYS = ("members", "targets", "calls", "precision")  # in prediction.json; equal for all slides of a folder
-_PREFETCH_BYTES = 2**28  # of pixels: a few hundred tiles keep any encoder busy
+_PREFETCH_BYTES = 2**28  # of pixels: about 1,800 tiles of 224 px, enough to keep any encoder busy
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Predictions:
 
     folder: PredictionFolder
     slides: tuple[PredictedSlide, ...]  # requested slides that were predicted
-    failed: Mapping[str, Failure]  # requested slides that failed
+    failed: Mapping[str, Failure]  # requested slides that failed, also those predicted but not drawn
 
 
 def predict_slides(
@@ -236,8 +236,10 @@ def _prepare_folder(folder: PredictionFolder, metadata: dict[str, Any], *, resum
         was, now = _select_shared_values(before), _select_shared_values(metadata)
         if changed := [name for name in _SHARED_KEYS if was[name] != now[name]]:
             raise RunError(
-                f"{path} contains predictions of {before.get('model')} with different {' and '.join(changed)}: "
-                f"{json.dumps(was[changed[0]])} before, {json.dumps(now[changed[0]])} now.",
+                f"{path} contains predictions of {before.get('model')} with different values:\n  "
+                + "\n  ".join(
+                    f"{name}: {json.dumps(was[name])} before, {json.dumps(now[name])} now" for name in changed
+                ),
                 hint="Pass a new folder to --out.",
             )
     elif not folder.exists:

@@ -16,7 +16,7 @@ _SKIPPED = "tiles skipped"
 
 
 def write_predictions_table(folder: Path, slides: Sequence[PredictedSlide]) -> None:
-    """Write predictions.csv: one row per slide and target. The first columns are those of all prediction tables."""
+    """Write predictions.csv: one row per slide and target. The first columns are those of a run's predictions."""
     rows = []
     for slide in slides:
         for target, prediction in slide.targets.items():

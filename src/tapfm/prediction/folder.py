@@ -1,11 +1,12 @@
 """The output folder of `tapfm predict`, which report and viewer read.
 
-DIR/prediction.json               model, targets and source of the thresholds
+DIR/prediction.json               model, targets and call thresholds
 DIR/predictions.csv               one row per slide and target
-DIR/failures.csv                  slides without a prediction, and the reasons
+DIR/failures.csv                  failed slides and slides with unreadable tiles, with the reasons
 DIR/per-slide/ID/slide.json       properties and predictions of the slide; written when the slide is finished
 DIR/per-slide/ID/tiles.parquet    position and values of each tile
 DIR/per-slide/ID/...              heatmaps, galleries and GeoJSON, if requested
+DIR/tiles/                        tiles of the slides, without --tiles
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class TargetPrediction:
     threshold: float | None  # of the probability; None if validation gave none
     call: Label  # predicted class at the threshold
     label: Label  # of the cohort table; None if unknown
-    constant: float | None  # logit = constant + sum of the tiles' contributions; None without contributions
+    constant: float | None  # logit = constant + sum of the tiles' contributions; None without them or for an ensemble
 
 
 @dataclass(frozen=True)

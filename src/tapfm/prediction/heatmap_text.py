@@ -25,7 +25,7 @@ def format_value(value: float, *, signed: bool = False, digits: int = 3) -> str:
 
 
 def format_ticks(ticks: Sequence[float]) -> list[str]:
-    """Return the tick labels of a colour bar, all with the same number of digits."""
+    """Return the tick labels of a colour bar, all with the same number of decimals if possible."""
     step = min((abs(b - a) for a, b in itertools.pairwise(ticks)), default=1.0)
     digits = next((n for n in range(7) if abs(round(step, n) - step) < step * 1e-6), None)
     if digits is None or max(map(abs, ticks), default=0.0) >= 1e6:
@@ -51,7 +51,7 @@ def describe_predictions(predicted: PredictedSlide, layer: Layer) -> list[str]:
             line += f", called {predicted.kinds[target].describe_label(prediction.call)}"
         lines.append(line)
     more = len(targets) - len(lines)
-    return [*lines, f"and {more} more targets"] if more > 0 else lines
+    return [*lines, f"and {format_count(more, 'more target')}"] if more > 0 else lines
 
 
 def describe_sum(predicted: PredictedSlide, layer: Layer, values: Values) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from tapfm.cohort.cohort_table import TABLE_SUFFIXES, Cohort, read_cohort
-from tapfm.cohort.splits import SPLITS
+from tapfm.cohort.splits import parse_split
 from tapfm.encoders.catalog import find_encoder_card
 from tapfm.errors import CohortError, InputError, LabelError, TapfmError
 from tapfm.runs.data import RunSlide
@@ -28,7 +28,7 @@ from tapfm.tiles.store import read_slide_tiles
 
 _TILING_OPTION = re.compile(r"--(size|mpp|min-tissue|tissue|keep-pen|keep-blur)\b")
 _SCALE_TOLERANCE = 0.05  # relative difference in tile width that is accepted, because scanners differ
-_DEFAULT_MPP = 0.5  # for runs that record no scale; if the encoder card lists only other scales, its first is used
+_DEFAULT_MPP = 0.5  # for models that record no scale; if the encoder card lists only other scales, its first is used
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,8 @@ def read_sources(
 
 def _select_split(cohort: Cohort, split: str, source: Path) -> Cohort:
     """Return the cohort with only the rows of one split."""
-    if split not in SPLITS:
-        raise InputError(f"Unknown split '{split}'.", hint=f"Pass one of these to --split: {', '.join(SPLITS)}.")
-    selected = tuple(row for row in cohort.rows if row.split == split)
+    split = parse_split(split)
+    selected = tuple(row for row in cohort.rows if row.split and parse_split(row.split) == split)
     if not selected:
         splits = sorted({row.split for row in cohort.rows if row.split})
         hint = f"The table has {', '.join(splits)}."
@@ -124,7 +123,7 @@ def _choose_tile_spec(model_folder: ModelFolder) -> tuple[TileSpec, str]:
         return TileSpec(**{name: value for name, value in known[0].items() if name in names}), "as in training"
     card = find_encoder_card(model_folder.members[0].encoder)
     mpp = card.mpp[0] if card.mpp and _DEFAULT_MPP not in card.mpp else _DEFAULT_MPP
-    source = f"the default of {card.name}" if card.mpp else f"tile size of {card.name}, whose card states no scale"
+    source = f"the default of {card.name}" if card.mpp else f"the tile size of {card.name} at the default scale"
     reason = f"because the {model_folder.kind} does not record its tiling settings"
     return TileSpec(tile_px=card.tile_px, mpp=mpp), f"{source}, {reason}"
 

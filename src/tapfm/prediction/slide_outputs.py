@@ -44,7 +44,7 @@ def write_slide_outputs(predicted: PredictedSlide, folder: Path, *, heatmaps: bo
     if not heatmaps:
         return written
     names = _name_files(_select_heatmaps(_drop_redundant_weights(predicted.layers, table)))
-    for each, name in names.items():  # need no slide file, which may have moved
+    for each, name in names.items():  # a TIFF does not need the slide file, which may have moved
         written.append(folder / f"heatmap-{name}.tif")
         write_heatmap_tiff(written[-1], predicted, table, each.layer, percentile=each.percentile)
     with closing(open_slide(predicted.path)) as slide:

@@ -15,7 +15,7 @@ from tapfm.runtime.files import fingerprint
 
 
 def prediction_key(model_folder: ModelFolder, slide: RunSlide) -> str:
-    """Return the key of a prediction: a digest of weights, tiles and code, then a digest of the slide files."""
+    """Return the key of a prediction: a digest of weights, tiles and FEATURES_VERSION, then one of the slide files."""
     weights = [member.weights_digest for member in model_folder.members]
     return fingerprint(weights, slide.tiles_or_features_digest, FEATURES_VERSION)[:16] + (
         slide.slide_files_digest or ""

@@ -55,7 +55,7 @@ def _read_failures(path: Path) -> list[dict[str, str]]:
     try:
         return read_table(path)
     except (OSError, ValueError) as error:
-        hint = "Run the command that created this folder again."
+        hint = "To write it again, run the command that created this folder with --resume."
         raise InputError(f"{path} cannot be read ({error}).", hint=hint) from error
 
 

@@ -1,4 +1,4 @@
-"""Table at the top of a report of runs: the main metric on held-out slides, or on all sets of slides if none is."""
+"""Table at the top of a report of runs: the main metric on each set of slides."""
 
 from __future__ import annotations
 

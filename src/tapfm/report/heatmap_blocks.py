@@ -286,7 +286,8 @@ def build_tile_blocks(
             _add_candidates(candidates, slide, table, target, selection.max_tiles, limits[target])
     blocks: list[Block] = []
     if missing := len(slides) - len(readable):
-        blocks.append(Paragraph(f"{format_count(missing, 'slide')} not included: slide file or tile table missing."))
+        reason = "slide file or tile table missing or unreadable"
+        blocks.append(Paragraph(f"{format_count(missing, 'slide')} not included: {reason}."))
     for target in targets:
         for call in (1, 0):
             tiles = heapq.nlargest(selection.max_tiles, candidates.get((target, call), []))

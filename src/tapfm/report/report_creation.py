@@ -213,7 +213,7 @@ def _list_warnings(sources: ReportSources, budget: ImageBudget) -> list[str]:
         warnings += _list_study_warnings(sources.study)
     for folder in [*sources.evaluations, *sources.predictions]:
         if not any(folder.is_result_of(run.best_checkpoint_sha256) for run in sources.runs):
-            warnings.append(f"{folder.path} contains results of {folder.describe_model()}.")
+            warnings.append(f"{folder.path} contains results of {folder.describe_model()}, not of a reported run.")
     named_results = sources.named_results()
     if named_results and all(result.warning for _, result in named_results):
         warnings.append("This report has no metrics on held-out slides. " + named_results[0][1].warning)

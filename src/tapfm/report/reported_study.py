@@ -65,16 +65,18 @@ def read_study(folder: Path) -> ReportedStudy:
     config = load_study(folder / STUDY_TOML)
     planned_runs = list_runs(config)
     run_folders = {run.name: folder / "runs" / run.name for run in planned_runs}
-    try:
-        auc_rows = [row for name in _AUC_TABLES for row in read_table(folder / name)]
-        status_rows = read_table(folder / "status.csv")
-    except (OSError, ValueError) as error:
-        command = format_command("study", "--tables", "--out", folder)
-        raise InputError(
-            f"A table in {folder} cannot be read ({error}).", hint=f"Write the tables again: {command}"
-        ) from error
+    hint = f"Write the tables again: {format_command('study', '--tables', '--out', folder)}"
+    auc_rows = [row for name in _AUC_TABLES for row in _read_table(folder / name, hint)]
+    status_rows = _read_table(folder / "status.csv", "Delete this file. tapfm study --resume writes it again.")
     runs = {name: read_run(path, name) for name, path in run_folders.items() if is_run(path)}
     return ReportedStudy(folder, config, runs, planned_runs, auc_rows, status_rows)
+
+
+def _read_table(path: Path, hint: str) -> list[dict[str, str]]:
+    try:
+        return read_table(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read ({error}).", hint=hint) from error
 
 
 def select_runs(
@@ -88,7 +90,8 @@ def select_runs(
     for name in names:
         if name not in study.runs:
             raise InputError(
-                f"The study {study.folder} has no run {name}.", hint="Its runs are: " + ", ".join(study.runs)
+                f"The study {study.folder} has no run {name}, or has not started it.",
+                hint=f"Started runs: {', '.join(study.runs) or 'none'}",
             )
     if names:
         return [study.runs[name] for name in names], ""
@@ -108,7 +111,7 @@ def build_study_headline(study: ReportedStudy) -> Table | None:
     """Return the best model and its AUC for each cohort and target."""
     rows = []
     cohorts_and_targets = list(dict.fromkeys((row["cohort"], row["target"]) for row in study.auc_rows))
-    if any(target == MACRO for _, target in cohorts_and_targets):  # with several targets, show only their mean
+    if any(target == MACRO for _, target in cohorts_and_targets):  # models with several targets: show only the mean
         cohorts_and_targets = [(cohort, target) for cohort, target in cohorts_and_targets if target == MACRO]
     for cohort, target in cohorts_and_targets:
         models = [row for row in study.auc_rows if (row["cohort"], row["target"]) == (cohort, target)]

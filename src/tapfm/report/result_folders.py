@@ -17,7 +17,8 @@ from tapfm.slides.opening import PER_SLIDE
 
 STUDY_TOML = "study.toml"
 _EVALUATION_JSON = "evaluation.json"
-_MAX_DEPTH = 8  # below `evaluations`; the folders of a study have six levels
+_MAX_DEPTH = 8  # levels below the searched folder; evaluations of a study are at most eight levels deep
+_EVALUATE_COMMAND = "tapfm evaluate runs/NAME --out DIR"
 _SKIPPED_FOLDERS = (PER_SLIDE, "checkpoints", "tensorboard")
 
 
@@ -43,9 +44,9 @@ class ResultFolder:
         return str(self.metadata.get("model", "unknown"))
 
     def describe_model(self) -> str:
-        """Return a description of a model that is not a reported run, such as "another model (runs/first)"."""
+        """Return a description of a model that is not a reported run, such as "the model exported"."""
         members = len(self.weights_digests())
-        return (f"an ensemble of {members} models" if members > 1 else "another model") + f" ({self.model})"
+        return f"an ensemble of {members} models ({self.model})" if members > 1 else f"the model {self.model}"
 
 
 def check_source(path: Path) -> None:
@@ -69,9 +70,8 @@ def _report_command(option: str, path: Path) -> str:
 
 def read_evaluation_folder(path: Path) -> ResultFolder:
     """Read a folder that the user passed. Raises InputError if it is not a finished evaluation."""
-    command = format_command("evaluate", "runs/NAME", "--out", path)
     if not (path / _EVALUATION_JSON).is_file():
-        raise InputError(f"{path} is not an evaluation folder.", hint=f"Create one: {command}")
+        raise InputError(f"{path} is not an evaluation folder.", hint=f"Create one: {_EVALUATE_COMMAND}")
     if not (path / "metrics.json").is_file():
         raise InputError(
             f"The evaluation {path} is not finished.",
@@ -137,7 +137,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text("utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        hint = "Run the command that created this folder again."
+        hint = f"If it is damaged, repeat the evaluation in a new folder: {_EVALUATE_COMMAND}"
         raise InputError(f"{path} cannot be read ({error}).", hint=hint) from error
 
 

@@ -77,10 +77,11 @@ def _read_evaluation(folder: ResultFolder, run: ReportedRun) -> SlideSetResults:
     about = results.about
     own_cohort, split, table = about["cohort"] == "own", about["split"], about["table"]
     title = _TITLES.get(split, split) if own_cohort else table + (f", {split}" if split else "")
-    cohort = f"the run's own cohort ({table})" if own_cohort else "another cohort"
     intervals = describe_intervals(about["unit"], about["resamples"])
     predictions = read_predictions(folder.path / "predictions.csv")
     model = "" if folder.is_result_of(run.best_checkpoint_sha256) else Path(folder.model).name
+    own_name = f"the cohort of {model}" if model else "the run's own cohort"
+    cohort = f"{own_name} ({table})" if own_cohort else "another cohort"
     model_notes = [f"These are results of {folder.describe_model()}, not of the run {run.name}."] if model else []
     return SlideSetResults(
         title=f"{title}, by {model}" if model else title,

@@ -128,7 +128,7 @@ def build_predictions_section(sources: ReportSources) -> PageSection:
     if len(table.slide_sets) == 1:  # then the table has no column "Set"
         intro += f" Set of slides: {table.slide_sets[0]}."
     if len(rows) > _MAX_ROWS:
-        note = f"{len(rows) - _MAX_ROWS:,} rows are not shown. The predictions.csv files contain all rows."
+        note = f"{len(rows) - _MAX_ROWS:,} rows are not shown. The predictions*.csv files contain all rows."
         blocks.append(Paragraph(note, warning=True))
     return PageSection(title, blocks, intro)
 

@@ -22,9 +22,9 @@ class SlideSetResults:
     predictions: Sequence[Prediction]
     baseline: Sequence[Prediction] = ()
     warning: str = ""  # why the metrics are optimistic; empty for held-out slides
-    own_cohort: bool = True  # the slides are from the cohort of the run
+    own_cohort: bool = True  # the slides are from the cohort of the run (or of `model`), not from an external one
     title_without_folder: str = ""  # only if the title contains a folder
-    model: str = ""  # only if it is not the run
+    model: str = ""  # name of the evaluated model if it is not the run
 
     @property
     def targets(self) -> TargetKinds:

@@ -17,7 +17,7 @@ from tapfm.runtime.files import write_atomically
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A paragraph of plain text. Warnings are highlighted."""
+    """A paragraph. Its text may contain Markdown if it is only for Markdown files. Warnings are highlighted."""
 
     text: str
     warning: bool = False

@@ -79,7 +79,7 @@ def _draw(figure: Figure, *, titled: bool, svg_hashsalt: str | None = None, **sa
     """
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure as Canvas
+    from matplotlib.figure import Figure as MplFigure
 
     columns = max(1, min(len(figure.panels), _MAX_COLUMNS))
     rows = max(1, -(-len(figure.panels) // columns))
@@ -91,18 +91,18 @@ def _draw(figure: Figure, *, titled: bool, svg_hashsalt: str | None = None, **sa
         # the font may lack characters of names
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
         # labels are measured at the resolution at which they are drawn
-        canvas = Canvas(figsize=size_in, dpi=_DPI if save_options["format"] == "png" else _SVG_DPI)
-        FigureCanvasAgg(canvas)
+        mpl_figure = MplFigure(figsize=size_in, dpi=_DPI if save_options["format"] == "png" else _SVG_DPI)
+        FigureCanvasAgg(mpl_figure)
         for number, panel in enumerate(figure.panels):
             left_in = number % columns * figure.panel_width_in
             bottom_in = size_in[1] - title_in - (number // columns + 1) * height_in
             box = _PanelBox(left_in, bottom_in, figure.panel_width_in, height_in, legend_in)
-            _draw_panel(canvas, panel, box, titled=titled)
+            _draw_panel(mpl_figure, panel, box, titled=titled)
         if titled and figure.title:
             title = _escape_text(figure.title, size_in[0] / _CHARACTER_IN)
-            canvas.suptitle(title, fontsize=10, y=1 - _TITLE_IN / 3 / size_in[1], va="top")
+            mpl_figure.suptitle(title, fontsize=10, y=1 - _TITLE_IN / 3 / size_in[1], va="top")
         buffer = io.BytesIO()
-        canvas.savefig(buffer, **save_options)
+        mpl_figure.savefig(buffer, **save_options)
     return buffer.getvalue()
 
 
@@ -116,10 +116,10 @@ class _PanelBox(NamedTuple):
     legend: float  # height below the axes
 
 
-def _draw_panel(canvas: Any, panel: Panel, box: _PanelBox, *, titled: bool) -> None:
-    axes = canvas.add_axes((0, 0, 1, 1))
+def _draw_panel(mpl_figure: Any, panel: Panel, box: _PanelBox, *, titled: bool) -> None:
+    axes = mpl_figure.add_axes((0, 0, 1, 1))
     top_margin_in = 0.32 if titled and panel.title else 0.1
-    _place_axes(canvas, axes, box, _MARGIN_IN, top_margin_in)
+    _place_axes(mpl_figure, axes, box, _MARGIN_IN, top_margin_in)
     if titled:
         axes.set_title(_escape_text(panel.title, box.width / _CHARACTER_IN), fontsize=9.5)
     if panel.why_empty:
@@ -132,22 +132,22 @@ def _draw_panel(canvas: Any, panel: Panel, box: _PanelBox, *, titled: bool) -> N
     drawn = {mark.label: _draw_mark(axes, mark) for mark in panel.marks}
     _set_axis(axes, "x", panel.x)
     _set_axis(axes, "y", panel.y)
-    labels_left_in = axes.yaxis.get_tightbbox(canvas.canvas.get_renderer()).x0 / canvas.dpi
-    _place_axes(canvas, axes, box, _MARGIN_IN + box.left + _MARGIN_IN - labels_left_in, top_margin_in)
+    labels_left_in = axes.yaxis.get_tightbbox(mpl_figure.canvas.get_renderer()).x0 / mpl_figure.dpi
+    _place_axes(mpl_figure, axes, box, _MARGIN_IN + box.left + _MARGIN_IN - labels_left_in, top_margin_in)
     if panel.square:
         axes.set_aspect("equal", anchor="N")
     if labelled := {label: artist for label, artist in drawn.items() if label}:
         labels = [_escape_text(label, _legend_characters(box.width)) for label in labelled]
-        width_in, height_in = canvas.get_size_inches()
+        width_in, height_in = mpl_figure.get_size_inches()
         corner = (box.left + 0.06) / width_in, (box.bottom + 0.04) / height_in
         position = {"loc": "lower left", "bbox_to_anchor": corner, "borderaxespad": 0}
-        canvas.legend(list(labelled.values()), labels, fontsize=_LEGEND_PT, **position)
+        mpl_figure.legend(list(labelled.values()), labels, fontsize=_LEGEND_PT, **position)
 
 
-def _place_axes(canvas: Any, axes: Any, box: _PanelBox, left_margin_in: float, top_margin_in: float) -> None:
+def _place_axes(mpl_figure: Any, axes: Any, box: _PanelBox, left_margin_in: float, top_margin_in: float) -> None:
     """Place axes in a box, with margins for the labels on the left and the title above."""
     bottom_margin_in, right_margin_in = 0.48 + box.legend, 0.14
-    width_in, height_in = canvas.get_size_inches()
+    width_in, height_in = mpl_figure.get_size_inches()
     axes.set_position(
         (
             (box.left + left_margin_in) / width_in,

@@ -24,7 +24,7 @@ from tapfm.results.table import (
 
 _RANK_TAGS = {1: Markup("<strong>{}</strong>"), 2: Markup("<u>{}</u>")}
 _MAX_UNWRAPPED_CHARACTERS = 50  # characters; longer texts are wrapped
-_PANEL_SCALE = 0.8  # so that text in panels is as small as notes on the page
+_PANEL_SCALE = 0.8  # the page enlarges a smaller panel, so that its text is as large as that of notes
 
 
 def html_table(table: Table) -> Markup:

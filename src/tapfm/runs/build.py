@@ -18,7 +18,11 @@ def load_trainable_encoder(config: RunConfig, device: torch.device) -> tuple[Vit
     try:
         loaded = load_encoder(config.encoder.name, weights=config.encoder.weights)
     except WeightsError as error:
-        error.hint += "\nFor a run, use --set encoder.weights=FILE instead of --weights FILE."
+        if "--weights" in error.hint:
+            error.hint += (
+                "\nFor a run, set encoder.weights instead of --weights: with tapfm train --set encoder.weights=FILE, "
+                "or in the config.toml of a trained run."
+            )
         raise
     apply_scope(loaded.encoder, Scope.parse(config.adaptation.scope), seed=config.seed)
     return loaded.encoder.to(device), loaded.provenance

@@ -1,4 +1,4 @@
-"""Read the predictions to compare from runs, evaluations or tables, and match them by patient."""
+"""Read the predictions to compare from runs, evaluations or tables."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def read_compared_predictions(sources: Sequence[str], split: str) -> ComparedPre
 
 
 def _parse_source(source: str, split: str) -> tuple[str, Path]:
-    """Return the name and the prediction table of a model given as [NAME=]PATH; NAME defaults to the file name."""
+    """Return the name and the prediction table of a model given as [NAME=]PATH; NAME defaults to the name of PATH."""
     name, equals, text = source.partition("=")
     if not equals or Path(source).exists():
         name, text = "", source

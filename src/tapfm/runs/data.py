@@ -179,7 +179,7 @@ def _check_failures_allowed(config: RunConfig, data: RunData) -> None:
     if data.slides:
         hint += f"Or continue without these slides: --allow-failures {len(data.failed)}"
     else:
-        listed = [f"{folder} has no {what} of this cohort"]
+        listed = [f"{folder} has no usable {what} of this cohort", *listed[:1]]
         setting = "tiles.features" if fixed else "tiles.folder"
         hint += f"Or use another folder: --set {setting}=DIR"
     raise CohortError(f"{len(data.failed):,} of {total:,} slides have no {what}:\n  " + "\n  ".join(listed), hint=hint)
@@ -187,12 +187,14 @@ def _check_failures_allowed(config: RunConfig, data: RunData) -> None:
 
 def _preparation_command(config: RunConfig) -> str:
     """Return the command that creates missing tiles or features."""
-    table = config.cohort.table
+    cohort: list[str | Path] = [config.cohort.table]
+    if config.cohort.slides is not None:
+        cohort += ["--slides", config.cohort.slides]
     if config.adaptation.method == "fixed":
-        return format_command(
-            "embed", table, "--encoder", config.encoder.name, "--out", config.tiles.features or "features"
-        )
-    return format_command("tile", table, "--out", config.tiles.folder or "tiles")
+        tiles: list[str | Path] = [] if config.tiles.folder is None else ["--tiles", config.tiles.folder]
+        out = config.tiles.features or "features"
+        return format_command("embed", *cohort, "--encoder", config.encoder.name, *tiles, "--out", out)
+    return format_command("tile", *cohort, "--out", config.tiles.folder or "tiles")
 
 
 def _check_training_has_both_classes(config: RunConfig, data: RunData, column: str) -> None:

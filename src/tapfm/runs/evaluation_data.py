@@ -223,11 +223,12 @@ def _check_any_slide_chosen(
     if failed:
         uses_features = features_folder is not None
         what, folder = ("features", features_folder) if uses_features else ("tiles", tiles_folder)
+        slide_id, reason = next(iter(failed.items()))
         option = f"Use another folder: --{what} DIR"
         tile_command = format_command("tile", source, "--out", folder or "tiles")
         raise CohortError(
-            f"{folder} has no {what} for any of the {format_count(len(failed), 'slide')} to evaluate (cohort table: "
-            f"{source}).",
+            f"{folder} has no usable {what} for any of the {format_count(len(failed), 'slide')} to evaluate (cohort "
+            f"table: {source}). For example {slide_id}: {reason.rstrip('.')}.",
             hint=f"{option}\nOr compute the features from tiles: --tiles DIR"
             if uses_features
             else f"{option}\nOr create tiles: {tile_command}",

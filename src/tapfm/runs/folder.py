@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from tapfm.config.changes import describe_changed_settings
+from tapfm.config.loading import PATH_SETTINGS
 from tapfm.config.settings import RunConfig
 from tapfm.config.text import format_config
 from tapfm.errors import CheckpointError, RunError
@@ -100,8 +101,11 @@ class RunFolder:
         return json.loads(path.read_text("utf-8")) if path.exists() else []
 
     def compute_run_id(self) -> str:
-        """Return an id of the run, computed from its configuration and split."""
-        return fingerprint(self.read_settings(), (self.folder / "split.csv").read_text("utf-8"))[:16]
+        """Return an id of the run, computed from its split and its settings without paths, so that files can move."""
+        settings = self.read_settings()
+        for section, key in PATH_SETTINGS:
+            settings.get(section, {}).pop(key, None)
+        return fingerprint(settings, (self.folder / "split.csv").read_text("utf-8"))[:16]
 
     def read_settings(self) -> dict[str, Any]:
         """Return the contents of config.toml, without checking them."""
@@ -211,7 +215,8 @@ class RunFolder:
         progress: from the last checkpoint.
         """
         if self.pending_best_checkpoint.exists():
-            if read_checkpoint_metadata(self.pending_best_checkpoint)["epoch"] == (progress.best_epoch or 0) + 1:
+            best_epoch = None if progress.best_epoch is None else progress.best_epoch + 1
+            if read_checkpoint_metadata(self.pending_best_checkpoint)["epoch"] == best_epoch:
                 self.pending_best_checkpoint.replace(self.best_checkpoint)
             else:
                 self.pending_best_checkpoint.unlink()

@@ -29,8 +29,8 @@ from tapfm.runtime.workers import WorkerCrash, WorkerPool, map_isolated
 
 SUMMARY_FILE, FAILURES_FILE = "summary.csv", "failures.csv"
 _FAILURE_COLUMNS = ("slide_id", "reason", "hint")
-RESUME_HINT = "Finished slides are saved. Run the same command again to resume."
-_SAVE_INTERVAL_S = 5.0  # if the command is killed, both CSV files may lack the slides of the last 5 seconds
+RESUME_HINT = "Finished slides are saved. To resume, run the same command again, without --force."
+_SAVE_INTERVAL_S = 5.0  # minimum; if the command is killed, both CSV files may lack slides finished since the last save
 _SUMMARY_DECIMALS = 4  # of numbers in summary.csv
 
 Job = TypeVar("Job")

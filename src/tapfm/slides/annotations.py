@@ -48,7 +48,8 @@ def _read_polygons(path: Path, bounds: Box) -> list[list[Ring]]:
         ) from error
     if not polygons:
         raise SlideError(
-            f"{path} contains no polygon.", hint="Annotate the tissue with polygons, rectangles or the brush."
+            f"{path} contains no polygon.",
+            hint="Annotate the tissue with polygons, rectangles or the brush. Classes that end with * are ignored.",
         )
     return polygons
 
@@ -67,9 +68,8 @@ def _iterate_polygons(node: Any, bounds: Box) -> Iterator[list[Ring]]:
     elif kind == "Feature":
         properties = node.get("properties") or {}
         classification = properties.get("classification")
-        ignored = isinstance(classification, dict) and str(classification.get("name")).endswith(
-            "*"
-        )  # ignored in QuPath
+        # QuPath ignores classes that end with *
+        ignored = isinstance(classification, dict) and str(classification.get("name")).endswith("*")
         if node["geometry"] is None or ignored:
             return
         corner = (bounds.x_px0, bounds.y_px0) if "objectType" in properties else (0, 0)
@@ -149,7 +149,10 @@ def encode_tissue_geojson(mask: Mask, thumbnail: Thumbnail, metadata: SlideMetad
 def build_qupath_features(
     mask: Mask, thumbnail: Thumbnail, origin_px0: tuple[int, int], slide_id: str, name: str, colour: Colour
 ) -> list[dict[str, Any]]:
-    """Return a QuPath annotation for each component of a mask with an area, in coordinates relative to `origin_px0`."""
+    """Return a QuPath annotation for each component of a mask, except single pixels and lines.
+
+    Coordinates are relative to `origin_px0`.
+    """
     corner = np.array([thumbnail.box.x_px0, thumbnail.box.y_px0])
     features = []
     # an outline of one or two points has no area and is not a valid polygon

@@ -20,8 +20,8 @@ from tapfm.slides.slide import Box, Level, Pixels, SlideMetadata, Thumbnail
 # A level may be this much coarser than requested, because level sizes are rounded (downsample 4.0003 instead of 4).
 _LEVEL_TOLERANCE = 0.005
 _MAX_UNSPLIT_PX = 8  # thumbnail pixels; larger blocks with undecodable pixels are split
-MAX_UNREADABLE_FRACTION = 0.05  # of a slide; above it the slide fails
-BLOCK_PX = 4096  # level pixels read at once for a thumbnail; limits the memory for slides without a pyramid
+MAX_UNREADABLE_FRACTION = 0.05  # of the tiles of a slide, or of the area of an image; above it, reading fails
+BLOCK_PX = 4096  # side of the blocks of a thumbnail, in level pixels; limits memory for slides without a pyramid
 
 
 class SlideWithLevels(Protocol):
@@ -124,23 +124,26 @@ def read_blockwise(slide: SlideWithLevels, box: Box, width_px: int, height_px: i
     ]
     unreadable_px: list[int] = []
 
-    def read(left: int, top: int, columns: int, rows: int) -> None:
-        x_px0, y_px0 = box.x_px0 + left * scale_x, box.y_px0 + top * scale_y
-        try:
-            pixels = read_region(slide, x_px0, y_px0, columns * scale_x, rows * scale_y, columns, rows)
-        except TileReadError:
-            if max(columns, rows) > _MAX_UNSPLIT_PX:
-                for quarter in _split_block(left, top, columns, rows):
-                    read(*quarter)
-                return
-            unreadable_px.append(columns * rows)  # keeps the background colour
-            if sum(unreadable_px) > MAX_UNREADABLE_FRACTION * width_px * height_px:
-                raise
-        else:
-            image[top : top + rows, left : left + columns] = pixels
+    # Not recursive: a function that refers to itself would keep the slide open until the next garbage collection.
+    def read(block: tuple[int, int, int, int]) -> None:
+        todo = [block]
+        while todo:
+            left, top, columns, rows = todo.pop()
+            x_px0, y_px0 = box.x_px0 + left * scale_x, box.y_px0 + top * scale_y
+            try:
+                pixels = read_region(slide, x_px0, y_px0, columns * scale_x, rows * scale_y, columns, rows)
+            except TileReadError:
+                if max(columns, rows) > _MAX_UNSPLIT_PX:
+                    todo += reversed(_split_block(left, top, columns, rows))
+                    continue
+                unreadable_px.append(columns * rows)  # keeps the background colour
+                if sum(unreadable_px) > MAX_UNREADABLE_FRACTION * width_px * height_px:
+                    raise
+            else:
+                image[top : top + rows, left : left + columns] = pixels
 
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda block: read(*block), blocks))
+        list(pool.map(read, blocks))
     return image
 
 

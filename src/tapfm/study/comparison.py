@@ -13,7 +13,6 @@ from tapfm.evaluation.predictions import compute_scores
 from tapfm.results.estimate import Estimate
 from tapfm.results.formatting import format_p_value
 from tapfm.results.table import Cell, Column, Row, Table, table_row
-from tapfm.runtime.messages import format_count
 from tapfm.study.results import COHORTS, SeedPredictions, StudyResults
 from tapfm.tasks.catalog import target_kinds
 from tapfm.tasks.target import BASELINE, TargetKinds
@@ -79,8 +78,8 @@ def compare_study(results: StudyResults) -> StudyComparison:
             for name in seeds:
                 aucs.setdefault(name, {})[cohort, target] = _collect_auc(comparison, seeds, name, best, target)
             notes += [
-                f"{COHORT_TITLES[cohort]}: {format_count(len(ids), 'patient')} of {name} excluded, because other "
-                "models have no predictions for them."
+                f"{COHORT_TITLES[cohort]}: patients and slides of {name} that are excluded, because other models have "
+                f"no predictions for them: {len(ids):,}."
                 for name, ids in comparison.excluded.items()
                 if ids
             ]
@@ -183,7 +182,7 @@ def wide_table(comparison: StudyComparison, study: StudyConfig) -> Table:
         "patients."
     )
     if seeds > 1:
-        note += f" AUCs are means over {seeds} seeds, with the confidence intervals of these means."
+        note += f" AUCs are means over the seeds of a model (at most {seeds}), with their confidence intervals."
     return Table([Column("Model", text=True), *columns], rows, notes=[note, *comparison.notes])
 
 

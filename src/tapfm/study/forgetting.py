@@ -35,7 +35,7 @@ class ForgettingResult:
     runs: int  # number of probed runs
     tiles: int  # number of test tiles
     estimates: Mapping[tuple[str, str], Estimate]  # by (measure, value name), such as ("auc", "before")
-    accuracy_changes: FloatArray  # [0]: with all tiles; [1:]: of each resample, the same for all models
+    accuracy_changes: FloatArray  # [0]: with all tiles; [1:]: in each resample; all models have the same resamples
     cosine_distance: float
     linear_cka: float
 
@@ -152,7 +152,7 @@ def _describe_change(change: Estimate) -> str:
 
 
 def _choose_by_sign(estimate: Estimate, positive: str, negative: str, neither: str) -> str:
-    """Return the text for a confidence interval that is above zero, is below zero, or includes zero."""
+    """Return the text for a confidence interval above zero, for one below zero, or for any other estimate."""
     if estimate.low is not None and estimate.low > 0:
         return positive
     return negative if estimate.high is not None and estimate.high < 0 else neither

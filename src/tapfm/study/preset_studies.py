@@ -19,8 +19,8 @@ _HEADING = """# Preset {preset} - {summary}
 # To list the runs:  tapfm study {file} --list
 # To start them:     tapfm study {file} --out studies/first
 #
-# Paths are relative to this file. [settings] contains settings of RUN.toml for all runs (to list them: tapfm config).
-# [settings.fixed], [settings.finetune] and [settings.tapfm] contain settings for the runs of one method.
+# Paths are relative to this file. To change settings of RUN.toml (to list them: tapfm config), add a section [settings]
+# for all runs, or [settings.fixed], [settings.finetune] or [settings.tapfm] for the runs of one method.
 
 """
 
@@ -73,10 +73,11 @@ def build_preset_study(name: str, options: PresetOptions) -> StudyConfig:
             f"tapfm study --preset {name} --write study.toml\n"
             f"To try it on synthetic slides: tapfm study --preset {name} --scale mini --out studies/mini",
         )
-    if options.external_tiles is not None and options.external is None:
-        raise InputError(
-            "--external-tiles needs an external cohort.", hint="Pass its cohort table too: --external external.csv"
-        )
+    for option, value in (("--external-tiles", options.external_tiles), ("--external-slides", options.external_slides)):
+        if value is not None and options.external is None:
+            raise InputError(
+                f"{option} needs an external cohort.", hint="Pass its cohort table too: --external external.csv"
+            )
     if get_preset(name).study.get("report") == "forgetting" and options.probe_tiles is None:
         raise InputError(
             "The preset forgetting needs tiles of another task.",

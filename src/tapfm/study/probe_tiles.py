@@ -54,7 +54,7 @@ def find_probe_tiles(folder: Path, seed: int = 0) -> ProbeTileSet:
                 raise InputError(
                     f"Class {label} in {folder} has {format_count(count, 'image')} for {split}; at least {_MIN_IMAGES} "
                     "are needed.",
-                    hint=hint,
+                    hint=f"Add images to this class, or remove the class. {hint}",
                 )
     return ProbeTileSet(tuple(classes), tuple(train), tuple(test))
 

@@ -98,8 +98,8 @@ def list_runs(study: StudyConfig) -> list[PlannedRun]:
     for run in runs:
         if (other := names.setdefault(run.name.lower(), run)) is not run:
             raise SettingError(
-                f"{other.model.title} and {run.model.title} would have the same run folder, {run.name}.",
-                hint="Rename a variant: names must differ in more than case and punctuation.",
+                f"{other.model.full_title} and {run.model.full_title} would have the same run folder, {run.name}.",
+                hint="Rename a variant or target: names must differ in more than case and punctuation.",
             )
     return runs
 

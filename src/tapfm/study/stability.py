@@ -31,7 +31,7 @@ class RunStability:
     order: str  # of updates: before, after, joint
     run: str
     group: tuple[object, ...]  # the same for runs that differ only in the order
-    measures: Mapping[str, float | None]  # None if there are too few epochs
+    measures: Mapping[str, float | None]  # None with too few epochs, or if the loss or gradient norm is 0
 
 
 def measure_stability(results: StudyResults) -> list[RunStability]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tapfm.errors import InputError
 from tapfm.runtime.csv_files import read_csv, write_csv
 from tapfm.runtime.messages import format_command
 from tapfm.runtime.steps import Step, StepResult
@@ -24,5 +25,11 @@ def write_status(folder: StudyFolder, steps: Sequence[Step], results: Mapping[st
 
 def read_status(folder: StudyFolder) -> dict[tuple[str, str], list[str]]:
     """Return the rows of status.csv by (run, step); empty if the file does not exist."""
-    rows = read_csv(folder.status) if folder.status.exists() else []
-    return {(row["run"], row["step"]): [row[name] for name in _COLUMNS] for row in rows}
+    try:
+        rows = read_csv(folder.status) if folder.status.exists() else []
+        return {(row["run"], row["step"]): [row[name] for name in _COLUMNS] for row in rows}
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(
+            f"{folder.status} cannot be read ({type(error).__name__}: {error}).",
+            hint="Delete this file; the next tapfm study command writes it again.",
+        ) from error

@@ -121,7 +121,7 @@ class _StepBuilder:
         for model, seed in dict.fromkeys((run.model, run.seed) for run in self.plan.runs):
             members = list_fold_runs(self.study, model, seed)
             if any(member.name not in configs for member in members):
-                continue  # the run is reported as failed
+                continue  # a fold has invalid settings and is reported as failed, or --only excludes it
             out, ensemble = folder.ensemble_evaluation(model, seed), folder.ensemble(model, seed)
             arguments = ["evaluate", str(ensemble), "--out", str(out), *self._external_options(model, external)]
             arguments += self._evaluation_options(configs[members[0].name])

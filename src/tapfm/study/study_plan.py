@@ -64,7 +64,7 @@ def check_input_files(study: StudyConfig) -> None:
     if study.probe is not None and not study.probe.tiles.is_dir():
         raise InputError(
             f"There is no folder {study.probe.tiles}.",
-            hint="Set tiles in [probe] to a folder with one folder of images per class.",
+            hint="Set tiles in [probe], or --probe-tiles, to a folder with one folder of images per class.",
         )
 
 
@@ -76,7 +76,7 @@ def _check_tiles(slides: SlidesSection) -> None:
 
 
 def check_folder(study: StudyConfig, folder: StudyFolder, plan: StudyPlan, *, resume: bool, resume_hint: str) -> None:
-    """Raise RunError if the folder has other files, a study without --resume, or runs with different settings."""
+    """Raise RunError if the folder has other files, a study (unless `resume`), or runs with different settings."""
     if not folder.study.exists():
         hint = "Use a new folder with --out, for example studies/first."
         check_no_other_files(folder.path, allowed=_MINI_FILES, hint=hint)

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from tapfm.errors import InputError, TapfmError
 from tapfm.runtime.claims import SlideClaims
-from tapfm.runtime.cohort_job import RESUME_HINT, Failure, process_slides
+from tapfm.runtime.cohort_job import Failure, process_slides
 from tapfm.runtime.csv_files import csv_text
 from tapfm.runtime.files import fingerprint, write_atomically
 from tapfm.runtime.output_folder import lock_folder, remove_unfinished_files
@@ -56,7 +56,10 @@ _SLIDE_PATH_PATTERN = re.compile(r"(slides/S|external/X)\d{3,}\.svs")
 README = "README.md"
 _MAX_CONTACT_SHEET_SLIDES = 40
 _PEAK_BYTES_PER_PIXEL = 55  # peak memory per slide pixel while a slide is generated, with a safety margin
-_FAILURE_HINT = f"{RESUME_HINT} If the machine ran out of memory, use --workers 1 or a smaller --tiles-per-slide."
+_FAILURE_HINT = (
+    "Finished slides are saved. To resume, run the same command again, without --force. If the machine ran out of "
+    "memory, use --workers 1, or another folder with a smaller --tiles-per-slide."
+)
 
 
 @dataclass(frozen=True)
@@ -342,7 +345,7 @@ names of genes, but results on this cohort say nothing about real mutations.
 |---|---|
 | `cohort.csv`, `external.csv` | slides, patients, splits, labels, site, scanner |
 | `slides/`, `external/` | SVS files |
-| `{CONTACT_SHEET}` | thumbnails of the slides, each with an example tile |
+| `{CONTACT_SHEET}` | thumbnails of slides, each with an example tile |
 | `truth/ID.png` | compartments (types of tissue) and foci as pixel values, {MAP_MPP:g} um per pixel |
 | `truth/ID.json` | meaning of each pixel value of `truth/ID.png`; size and um per pixel of the slide |
 | `truth/ID.geojson` | outlines of foci, folds, pen marks and regions out of focus, for QuPath |

@@ -1,8 +1,8 @@
 """Plan a synthetic cohort: an exact number of positive slides for each target, and the properties of each slide.
 
-A slide has a focus for each of its positive targets. Nothing else depends on the labels: each group of other
-properties, such as the staining, is sampled from a separate random stream, such as (seed, slide, "staining"). The names
-of the streams must not change, because they determine the slides.
+A slide has a focus, a part of the epithelium with altered nuclei, for each of its positive targets. Nothing else in the
+plan depends on the labels: each group of other properties, such as the staining, is sampled from a separate random
+stream, such as (seed, slide, "staining"). The names of the streams must not change, because they determine the slides.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class TissueSection:
     foci_map: npt.NDArray[np.uint8]  # 0: no focus; otherwise 1 + the index in `spec.foci`
     along_fibres_px: Float32Array  # coordinate of each pixel along the fibres of the stroma
     across_fibres_px: Float32Array  # coordinate of each pixel across the fibres of the stroma
-    depth_in_vessel_um: Float32Array  # distance of each pixel inside a vessel to its wall; 0 outside vessels
+    depth_in_vessel_um: Float32Array  # distance of each pixel to the edge of its vessel; 0 outside vessels
     fat_walls: Mask  # walls of fat cells
     nuclei: tuple[Nuclei, ...]  # one entry per group, such as a compartment or a focus
 

@@ -16,7 +16,7 @@ from tapfm.results.figure import Axis, Band, Bars, Line, Mark, Panel, Points, Re
 from tapfm.results.formatting import format_estimate, format_number
 from tapfm.tasks.target import BASELINE, FigureData
 
-FIGURES = {  # file name: title
+FIGURES = {  # file name without suffix: title
     "roc": "ROC curve",
     "pr": "Precision-recall curve",
     "reliability": "Calibration",

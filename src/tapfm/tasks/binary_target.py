@@ -214,12 +214,14 @@ class BinaryTarget:
         estimate = auc_interval(truth, logits)
         return replace(estimate, reason=estimate.reason.replace("unit", unit))
 
-    def paired_test(self, truth: Flags, a: Floats, b: Floats, *, clustered: bool) -> tuple[float | None, str]:
+    def paired_test(
+        self, truth: Flags, a: Floats, b: Floats, *, unit: str, clustered: bool
+    ) -> tuple[float | None, str]:
         """Return the p value of DeLong's test that the logits `a` and `b` have equal AUCs, or None and the reason."""
         if clustered:
             return None, _CLUSTERED
         test = auc_difference(truth, a, b)
-        return test.p, "" if test.p is not None else test.difference.reason
+        return test.p, "" if test.p is not None else test.difference.reason.replace("unit", unit)
 
     def choose_thresholds(self, truth: Flags, logits: Floats, sensitivity: float) -> TargetThresholds:
         probabilities = _probabilities(logits)

@@ -109,7 +109,7 @@ def _has_both_classes(cohort: Cohort, name: str) -> bool:
 
 
 def _describe_invalid(cohort: Cohort, name: str, kind: TargetKind) -> str:
-    """Return which values of a column are not labels, with examples; empty if all are."""
+    """Return which values of a column are not labels, with examples; empty if there are none."""
     texts = {row.labels[name] for row in cohort.rows}
     invalid = {text for text in texts if _is_invalid(text, kind)}
     if not invalid:

@@ -53,7 +53,11 @@ class LinearFit(Protocol):
 
 
 class TargetKind(Protocol):
-    """A kind of target. `labels` has all units (None if missing), `truth` and `logits` only units with a label."""
+    """A kind of target.
+
+    A unit is a slide or a patient. `labels` has all units (None if missing), `truth` and `logits` only units with a
+    label.
+    """
 
     @property
     def metrics(self) -> Mapping[str, str]:
@@ -67,7 +71,7 @@ class TargetKind(Protocol):
 
     @property
     def figure_titles(self) -> Mapping[str, str]:
-        """Titles of the figures of an evaluation, by file name."""
+        """Titles of the figures of an evaluation, by file name without suffix."""
         ...
 
     def threshold_name(self, metric: str) -> Literal["", "youden", "at_sensitivity"]:
@@ -210,7 +214,9 @@ class TargetKind(Protocol):
         """
         ...
 
-    def paired_test(self, truth: Truth, a: Floats, b: Floats, *, clustered: bool) -> tuple[float | None, str]:
+    def paired_test(
+        self, truth: Truth, a: Floats, b: Floats, *, unit: str, clustered: bool
+    ) -> tuple[float | None, str]:
         """Return the p value of a test that the logits `a` and `b` have equal scores, or None and the reason.
 
         clustered: whether a patient has more than one unit; tests that assume independent units return None.

@@ -46,7 +46,7 @@ class TilingJob:
     folder: Path
     tissue_path: Path | None
     key: str  # fingerprint of everything that determines the tiles
-    threads: int = 1  # more than 1 if there are fewer slides than cores
+    threads: int = 1  # more if there are at least twice as many workers as slides
 
 
 def tile_cohort(
@@ -247,7 +247,7 @@ def _tile_and_write(job: TilingJob) -> TilingRecord:
         warnings="; ".join(tiled.warnings),
     )
     if not len(tiled.kept):
-        error = no_tiles_error(tiled, job.row.path.name, job.spec)
+        error = no_tiles_error(tiled, job.row.path.name, job.spec, job.tissue_path)
         return replace(record, status="failed", reason=error.message, hint=error.hint)
     tiles = TileSet(
         slide_id=slide_id,

@@ -69,7 +69,7 @@ class TileSet:
 
     @property
     def content_digest(self) -> str:
-        """Digest of positions, tile size and slide size. It does not depend on version or settings."""
+        """Digest of positions, tile size and slide size. It does not depend on the version or on other settings."""
         positions = hashlib.sha256(np.ascontiguousarray(self.positions, np.int64).tobytes()).hexdigest()
         return fingerprint(positions, self.side_px0, self.tile_px, self.size_px0)[:16]
 

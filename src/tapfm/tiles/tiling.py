@@ -28,7 +28,8 @@ TILING_VERSION = 1
 _MAX_PEN_FRACTION = 0.05  # of a tile; a model could use more ink as a shortcut
 _MIN_PADDING_FRACTION = 0.5  # a tile with too little tissue and more padding than this is counted as padding
 _MAX_ENLARGEMENT = 4  # a larger factor means that the scale is wrong
-_CHECKED_TILES = 64  # tiles read at full resolution to check that a slide is readable
+# At least this many tiles (all, if there are fewer) are read at full resolution to check that a slide is readable.
+_MIN_CHECKED_TILES = 64
 _BLOCK_TILES = 8  # blocks of up to 8 x 8 tiles are read as one image to measure the sharpness of each tile
 _MIN_BLOCK_FILL_FRACTION = 0.25  # of a block that its tiles fill; with less, the tiles are read one by one
 _MAX_THREADS = 4  # for reading; more threads would wait for the GIL
@@ -42,7 +43,7 @@ class TiledSlide:
     positions: Positions
     statuses: NDArray[np.uint8]
     side_px0: int
-    tissue_mask: Mask  # with the shape of the thumbnail
+    tissue_mask: Mask  # without pen marks; with the shape of the thumbnail
     thumbnail: Thumbnail
     tissue_mm2: float
     warnings: tuple[str, ...]
@@ -103,7 +104,7 @@ def tile_slide(
     warnings = list(scale.warnings)
     with open_strict_reader(slide) as reader, ThreadPoolExecutor(1) as executor:
         kept = np.flatnonzero(statuses == TileStatus.KEPT)
-        sampled = kept[:: max(1, len(kept) // _CHECKED_TILES)]
+        sampled = kept[:: max(1, len(kept) // _MIN_CHECKED_TILES)]
         check = executor.submit(_find_unreadable, reader, positions, sampled, side_px0, spec.tile_px)
         if reader is slide:
             check.result()  # wait: an error on a shared handle would also fail the tiles read below
@@ -231,8 +232,8 @@ def _removal_warnings(statuses: NDArray[np.uint8]) -> list[str]:
     ]
 
 
-def no_tiles_error(tiled: TiledSlide, slide_name: str, spec: TileSpec) -> NoTilesError:
-    """Return the error for a slide without tiles."""
+def no_tiles_error(tiled: TiledSlide, slide_name: str, spec: TileSpec, tissue_path: Path | None = None) -> NoTilesError:
+    """Return the error for a slide without tiles. tissue_path: as in `tile_slide`."""
     if not len(tiled.positions):
         box = tiled.thumbnail.box
         return NoTilesError(
@@ -247,9 +248,13 @@ def no_tiles_error(tiled: TiledSlide, slide_name: str, spec: TileSpec) -> NoTile
             f"{slide_name} has tissue, but all of its tiles were removed: {', '.join(removed)}.",
             hint="Check its image in overlays/. --keep-pen and --keep-blur disable the filters.",
         )
+    advice = (
+        "Try another --tissue method or a lower --min-tissue, or annotate the tissue and use --tissue-mask."
+        if tissue_path is None
+        else f"Try a lower --min-tissue, or correct the annotation {tissue_path}."
+    )
     return NoTilesError(
         f"{slide_name} has no tissue: none of its {len(tiled.positions):,} tile positions consists of at least "
         f"{spec.min_tissue:.0%} tissue.",
-        hint="Check its image in overlays/. Try --tissue texture or a lower --min-tissue, or annotate the tissue and "
-        "use --tissue-mask.",
+        hint=f"Check its image in overlays/. {advice}",
     )

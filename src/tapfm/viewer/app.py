@@ -9,7 +9,8 @@
     GET /api/slides/KEY/images/LEVEL/COL_ROW.jpeg  an image of the pyramid (see deep_zoom.py)
     GET /api/slides/KEY/tiles/INDEX.jpeg           a tile at full resolution
 
-The data of a key does not change while the version of tapfm stays the same, so browsers cache it for a year.
+Images and tile values of a key do not change while the version of tapfm stays the same, so browsers cache them for a
+year.
 """
 
 from __future__ import annotations

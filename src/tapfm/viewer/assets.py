@@ -35,7 +35,8 @@ def read_assets(folder: Path = _STATIC_FOLDER) -> Mapping[str, Asset]:
     if INDEX_PAGE not in {path.name for path in files}:
         raise InputError(
             "The web pages of the viewer are not built.",
-            hint="In a checkout, install Node.js 18 or newer with npm and run: make setup. Wheels contain the pages.",
+            hint="In a checkout, install Node.js 18 or newer with npm, and run make setup. If you used pip install ., "
+            "run it again. Wheels contain the pages.",
         )
     assets = {}
     for path in files:

@@ -67,7 +67,8 @@ def collect_slides(sources: Sequence[Path], slides_folder: Path | None = None) -
     if not unique:
         raise InputError(
             f"No finished slides in {', '.join(map(str, sources))}.",
-            hint="A slide appears in a prediction folder when tapfm predict has finished it. Try again later.",
+            hint="A slide appears in a prediction folder when tapfm predict has finished it; failures.csv lists slides "
+            "that failed.",
         )
     return SlideCollection(tuple(unique))
 
@@ -88,7 +89,7 @@ def _unpredicted_slides(source: Path, slides_folder: Path | None) -> list[Viewer
 
 
 def _remove_duplicates(slides: Iterable[ViewerSlide]) -> list[ViewerSlide]:
-    """Keep each file once, preferably with its prediction. Raises if different slides have the same id."""
+    """Keep each file once, preferably with its prediction. Raises if several files or predictions have the same id."""
     slides_by_id: dict[str, list[ViewerSlide]] = defaultdict(list)
     for slide in slides:
         same_id = slides_by_id[slide.slide_id]
@@ -98,8 +99,9 @@ def _remove_duplicates(slides: Iterable[ViewerSlide]) -> list[ViewerSlide]:
         elif slide.prediction is not None:
             same_id[same_id.index(duplicate)] = slide
     if repeated := [slide_id for slide_id, same_id in slides_by_id.items() if len(same_id) > 1]:
+        listed = ", ".join(repeated[:5]) + (", ..." if len(repeated) > 5 else "")
         raise CohortError(
-            f"Several slides have the same id: {', '.join(repeated[:5])}{', ...' if len(repeated) > 5 else ''}.",
+            f"Several slides or predictions have the same id: {listed}.",
             hint="Pass only one of the folders or tables that contain these slides. "
             "If slides have moved since their prediction, pass their new folder to --slides.",
         )

@@ -1,4 +1,4 @@
-"""JPEG images of slides, read by a thread pool and cached.
+"""JPEG images of slides, read by a thread pool, and a cache of encoded responses.
 
 Only pixels of the image pyramid are read, never label or macro images: these can contain patient names.
 """
@@ -29,35 +29,35 @@ _TILE_JPEG_QUALITY = 95  # tiles are shown enlarged
 Result = TypeVar("Result")
 
 
-class _ImageCache:
-    """Encoded images. Drops the least recently used ones above `max_bytes`."""
+class _ResponseCache:
+    """Encoded images and tile values. Drops the least recently used ones above `max_bytes`."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes, self.bytes = max_bytes, 0
-        self._images: OrderedDict[Hashable, bytes] = OrderedDict()
+        self._responses: OrderedDict[Hashable, bytes] = OrderedDict()
 
     def get(self, key: Hashable) -> bytes | None:
-        image = self._images.get(key)
-        if image is not None:
-            self._images.move_to_end(key)
-        return image
+        data = self._responses.get(key)
+        if data is not None:
+            self._responses.move_to_end(key)
+        return data
 
-    def put(self, key: Hashable, image: bytes) -> None:
-        self.bytes += len(image) - len(self._images.pop(key, b""))
-        self._images[key] = image
+    def put(self, key: Hashable, data: bytes) -> None:
+        self.bytes += len(data) - len(self._responses.pop(key, b""))
+        self._responses[key] = data
         while self.bytes > self.max_bytes:
-            _, oldest = self._images.popitem(last=False)
+            _, oldest = self._responses.popitem(last=False)
             self.bytes -= len(oldest)
 
 
 class SlideImageReader:
-    """Reads slides in threads for an event loop. Concurrent requests for the same image are computed once."""
+    """Reads slides in threads for an event loop. Concurrent requests for the same data are computed once."""
 
     def __init__(
         self, cache_bytes: int = _CACHE_BYTES, max_open: int = _MAX_OPEN_SLIDES, threads: int | None = None
     ) -> None:
         self.pool = SlidePool(max_open)
-        self.cache = _ImageCache(cache_bytes)
+        self.cache = _ResponseCache(cache_bytes)
         self._executor = ThreadPoolExecutor(threads or available_cores() + 2, thread_name_prefix="slides")
         self._pending: dict[Hashable, asyncio.Future[bytes]] = {}
 
@@ -85,7 +85,7 @@ class SlideImageReader:
         return self.pool.get(path).metadata
 
     def read_image(self, path: Path, image: PyramidImage) -> bytes:
-        """Read an image of the pyramid. Parts that cannot be decoded are filled with the background colour."""
+        """Read an image of the pyramid. Small undecodable parts get the background colour."""
         slide = self.pool.get(path)
         return _encode_jpeg(read_blockwise(slide, image.box, image.width_px, image.height_px), _JPEG_QUALITY)
 

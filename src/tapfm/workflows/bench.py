@@ -84,8 +84,9 @@ class BenchOptions:
         slide_options = {"--cohort": self.cohort, "--tiles": self.tiles, "--slides": self.slides}
         given = [name for name, value in slide_options.items() if value is not None]
         if self.run is not None and given:
+            source = self.run if isinstance(self.run, Path) else "a RunConfig"
             raise InputError(
-                f"{' and '.join(given)} cannot be combined with {self.run}, which already defines slides and tiles.",
+                f"{' and '.join(given)} cannot be combined with {source}, which already defines slides and tiles.",
                 hint="Use either RUN.toml or --cohort and --tiles.",
             )
         if given and (self.cohort is None or self.tiles is None):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 
 from tapfm.errors import InputError
+from tapfm.runtime.messages import format_command
 from tapfm.runtime.options import Argument, Option, command_function, options
 from tapfm.workflows.run_file import Overrides
 
@@ -70,9 +71,12 @@ class ConfigOptions:
         new_file_options = ("recipe", "encoder", "method", "cohort", "tiles", "features", "target", "out")
         given = [f"--{name}" for name in new_file_options if getattr(self, name) not in (None, ())]
         if self.run is not None and given:
+            command = format_command("config", self.run, "--set", "schedule.epochs=5")
             raise InputError(
-                f"{', '.join(given)} can only be used for a new configuration, not with the existing {self.run}.",
-                hint=f"To change a setting, use --set: tapfm config {self.run} --set schedule.epochs=5",
+                f"{', '.join(given)} can only be used for a new configuration, not with the argument {self.run}.",
+                hint=f"To change a setting, use --set: {command}"
+                if self.run.exists()
+                else f"{self.run} does not exist. To create it, pass its path with --out.",
             )
         if self.run is None and self.set:
             raise InputError(
@@ -122,11 +126,13 @@ def configure(*files: str | Path, **settings: Any) -> RunConfig:
 
     For example `configure("run.toml", schedule={"epochs": 5})`. Later settings override earlier ones.
     """
-    from tapfm.config.loading import load_config, merge_tables, resolve_config, resolve_paths
+    from tapfm.config.loading import merge_tables, read_toml, resolve_config, resolve_paths
 
     tables: dict[str, Any] = {}
-    for file in files:
-        merge_tables(tables, load_config(Path(file)).as_tables())
+    for file in map(Path, files):
+        settings_of_file = read_toml(file, create_command=format_command("config", "--out", file))
+        resolve_paths(settings_of_file, file.parent)
+        merge_tables(tables, settings_of_file)
     given = {name: dict(value) if isinstance(value, Mapping) else value for name, value in settings.items()}
     for section in given.values():
         if isinstance(section, dict):

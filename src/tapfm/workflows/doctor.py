@@ -240,7 +240,8 @@ def _cached_weights_findings(cards: Iterable[EncoderCard]) -> Iterator[Finding]:
         elif digest == card.sha256:
             yield Finding(f"weights {card.key}", "ok", f"{size}, SHA-256 {digest} as published")
         else:
-            advice = f"The file is damaged. Download it again: {card.redownload_command}"
+            repair = "Reinstall tapfm" if card.packaged else "Download it again"
+            advice = f"The file is damaged. {repair}: {card.redownload_command}"
             found_digest = f"{size}, SHA-256 {digest}, expected {card.sha256}"
             yield Finding(f"weights {card.key}", "broken", found_digest, advice)
     if none_found:

@@ -38,7 +38,7 @@ class EmbedOptions:
         Option(
             "Weights file of the encoder, or a folder with the files of its Hugging Face repository.",
             metavar="PATH",
-            show_default="from the Hugging Face cache, else downloaded",
+            show_default="from the tapfm package or the Hugging Face cache, else downloaded",
         ),
     ] = None
     device: Device = "auto"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 
 from tapfm.errors import InputError
+from tapfm.runtime.messages import format_command
 from tapfm.runtime.options import Argument, Option, command_function, options
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class EncodersOptions:
         Option(
             "With --check: weights file, or a folder with the files of a Hugging Face repository.",
             metavar="PATH",
-            show_default="from the Hugging Face cache, else downloaded",
+            show_default="from the tapfm package or the Hugging Face cache, else downloaded",
         ),
     ] = None
 
@@ -48,7 +49,7 @@ class EncodersOptions:
         if self.weights is not None and not self.check_weights:
             raise InputError(
                 "--weights is only used with --check.",
-                hint=f"Add it: tapfm encoders {self.name} --check --weights {self.weights}",
+                hint=f"Add it: {format_command('encoders', str(self.name), '--check', '--weights', self.weights)}",
             )
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from tapfm.baselines.colour_baseline import can_read_colours, find_baseline_slides, predict_baseline
 from tapfm.baselines.slide_colours import load_or_create_colour_table, read_colours
+from tapfm.cohort.splits import ALL
 from tapfm.errors import Interrupted, RunError, SlidesFailedError
 from tapfm.evaluation.figures import EvaluatedPredictions, build_evaluation_figures
 from tapfm.evaluation.metric_tables import MODEL, EvaluationResults, build_all_metrics_table, build_evaluation_sections
@@ -200,7 +201,8 @@ def _format_fixed_value(name: str, description: Mapping[str, Any]) -> str:
 
 def _print_start(model: ModelFolder, data: EvaluationSlides, warnings: Sequence[str], console: Console) -> None:
     """Print the model, the number of slides, and warnings."""
-    source = f"{data.split} split of its own cohort" if data.is_run_cohort else data.cohort_table.name
+    split = "all splits" if data.split == ALL else f"{data.split} split"
+    source = f"{split} of its own cohort" if data.is_run_cohort else data.cohort_table.name
     members = f" ({format_count(len(model.members), 'member')})" if model.ensemble else ""
     lines = [
         f"Evaluating the {model.kind} {model.path}{members} for {', '.join(model.targets)} on "

@@ -62,7 +62,11 @@ class PredictOptions:
     ] = "auto"
     device: Device = "auto"
     precision: Annotated[
-        str, Option("Precision of the encoder: auto (as in training), float32, bfloat16, float16 or float8.")
+        str,
+        Option(
+            "Precision of the encoder: auto (as in training; for an export, as in `tapfm embed`), float32, bfloat16, "
+            "float16 or float8."
+        ),
     ] = "auto"
     compile: Compile = None
     workers: Workers = None

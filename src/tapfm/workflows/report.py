@@ -48,7 +48,7 @@ class ReportOptions:
         Option(
             "Run of a study to show in detail. Repeatable.",
             metavar="NAME",
-            show_default="the run with the best validation AUC",
+            show_default="the runs of --evaluation and --predictions, else the run with the best validation AUC",
         ),
     ] = ()
     slides: SlidesFolder = None

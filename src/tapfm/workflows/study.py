@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 
-from tapfm.errors import InputError, Interrupted, RunError
+from tapfm.errors import CommandFailedError, InputError, Interrupted, RunError
 from tapfm.runtime.messages import format_command, format_count
 from tapfm.runtime.options import Argument, Option, command_function, options
 
@@ -158,7 +158,8 @@ class StudyOptions:
         """Raise InputError if options contradict each other, or if there is no study to run."""
         if self.scale not in ("full", "mini"):
             raise InputError(f"--scale must be full or mini; got '{self.scale}'.")
-        if self.study is None and self.preset is None and not (self.tables and self.out is not None):
+        has_study = self.study is not None or self.preset is not None
+        if not has_study and not self.tables:
             raise InputError(
                 "STUDY.toml or --preset is missing.",
                 hint="To create STUDY.toml: tapfm study --preset paper-table1 --write study.toml",
@@ -173,9 +174,9 @@ class StudyOptions:
                 f"{', '.join(preset_options)} cannot be combined with {source}, which already defines the study.",
                 hint=f"Change {source} instead.",
             )
-        if self.mini and data_options:
+        if self.mini and (conflicts := [*data_options, *(["--fold"] if self.fold else [])]):
             raise InputError(
-                f"--scale mini cannot be combined with {', '.join(data_options)}: it has its own slides and encoder.",
+                f"--scale mini cannot be combined with {', '.join(conflicts)}: it has its own slides and encoder.",
                 hint="Remove these options, or use --scale full.",
             )
         if self.write is not None:
@@ -188,7 +189,7 @@ class StudyOptions:
                 raise InputError(
                     f"{self.write} already exists.", hint="Choose another name with --write, or delete the file first."
                 )
-        elif self.out is None and not self.list:
+        elif self.out is None and not (self.list and has_study):
             raise InputError("--out is missing.", hint="Add the folder of the study, for example: --out studies/first")
         if self.out is not None and self.out.is_file():
             raise InputError(f"{self.out} is a file, not a folder.", hint="Choose another folder with --out.")
@@ -307,7 +308,7 @@ def _prepare_mini(
         raise Interrupted(results.stopped_by)
     if results.failed:
         step, reason = next(iter(results.failed.items()))
-        raise RunError(f"{step} failed: {reason}", hint=f"Its complete output is in {out / 'logs'}.")
+        raise CommandFailedError(f"{step} failed: {reason}", hint=f"Its output is in {out / 'logs'}.", exit_code=3)
     for name in names:
         if PRESETS[name].study.get("report") == "forgetting":
             mini_data.extract_probe_tiles(out, PRESETS[name].synth_task)
@@ -342,7 +343,7 @@ def _check_tables_exist(config: StudyConfig) -> None:
     for name, section in {"cohort": config.cohort, "external": config.external}.items():
         if section is not None and not section.table.exists():
             alternative = ", or remove [external]" if name == "external" else ""
-            hint = f"Correct {name}.table in the study's TOML file{alternative}."
+            hint = f"Correct {name}.table in the study's TOML file{alternative}. With --preset, correct --{name}."
             raise InputError(f"The table of [{name}] does not exist: {section.table}", hint=hint)
 
 
@@ -392,9 +393,8 @@ def _list_runs(config: StudyConfig, out: Path, options: StudyOptions) -> StudyRe
         if problem := planned.problems.get(run.name):
             state = f"impossible: {' '.join(problem.split())}"
         elif options.out is not None:
-            settings = planned.configs[run.name]
             started = (folder.run(run) / "config.toml").exists()
-            finished = folder.is_finished(run, settings.machine.allow_failures)
+            finished = folder.is_finished(run, planned.configs[run.name].machine.allow_failures)
             state = "finished" if finished else "started" if started else "to do"
         listed.append(ListedRun(run.name, state))
     return StudyResult(config.name, out, runs=tuple(listed))

@@ -112,7 +112,7 @@ def view(options: ViewOptions, console: Console) -> Viewer:  # noqa: ARG001 - re
 
 
 def _has_desktop() -> bool:
-    """Return whether a browser can be opened: the session is local and has a display."""
+    """Return whether to open a browser by default: in a terminal of a local session with a display."""
     if not sys.stdout.isatty() or "SSH_CONNECTION" in os.environ:
         return False
     return sys.platform in ("darwin", "win32") or any(name in os.environ for name in ("DISPLAY", "WAYLAND_DISPLAY"))

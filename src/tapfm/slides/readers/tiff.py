@@ -92,7 +92,7 @@ class TiffSlide:
         try:
             self._decode_segment(self._segments[0], 0, None)
         except TileReadError as error:
-            raise UnsupportedTiffError(error.message) from error
+            raise UnsupportedTiffError("JPEG 2000 tiles that cannot be decoded") from error
 
     def _load_segment(self, level: int, index: int, rows: int, scattered: bool) -> Pixels:
         """Return at least the upper `rows` of a segment, from the cache or the file."""

@@ -74,15 +74,15 @@ def read_tiff_structure(path: Path) -> tuple[SlideMetadata, tuple[LevelSegments,
                 raise UnreadableSlideError(
                     f"{path.name} is a TIFF file that contains no image.", hint=DAMAGED_FILE_HINT
                 )
-            first = max(pages, key=lambda page: page.imagewidth * page.imagelength)
-            description = first.description or pages[0].description or ""
+            largest = max(pages, key=lambda page: page.imagewidth * page.imagelength)
+            description = largest.description or pages[0].description or ""
             # Aperio does not flag its pyramid levels; in other files, a page without the flag is a separate image
             unflagged = description.startswith(_APERIO)
             candidates = [page for page in pages if unflagged or page.subfiletype & _REDUCED_RESOLUTION_FLAG]
-            levels = _select_pyramid_pages(first, [*candidates, *(first.pages or [])])
+            levels = _select_pyramid_pages(largest, [*candidates, *(largest.pages or [])])
             ome = file.ome_metadata if file.is_ome else None
-            segments = tuple(_read_segments(page, first) for page in levels)
-            vendor, mpp, objective, note = _read_vendor_metadata(description, ome, first)
+            segments = tuple(_read_segments(page, largest) for page in levels)
+            vendor, mpp, objective, note = _read_vendor_metadata(description, ome, largest)
     except (UnsupportedTiffError, UnreadableSlideError):
         raise
     except Exception as error:  # a damaged file can make the parser raise anything
@@ -109,19 +109,19 @@ def read_tiff_structure(path: Path) -> tuple[SlideMetadata, tuple[LevelSegments,
     return metadata, segments
 
 
-def _select_pyramid_pages(first: Any, pages: list[Any]) -> list[Any]:
-    """Return the pages that are pyramid levels of the first one, without label, macro and thumbnail images."""
-    levels = {(first.imagewidth, first.imagelength): first}
+def _select_pyramid_pages(largest: Any, pages: list[Any]) -> list[Any]:
+    """Return the largest page and its pyramid levels, without label, macro and thumbnail images."""
+    levels = {(largest.imagewidth, largest.imagelength): largest}
     for page in pages:
-        if not page.is_tiled or page.imagewidth >= first.imagewidth:
+        if not page.is_tiled or page.imagewidth >= largest.imagewidth:
             continue
-        ratio = (first.imagewidth / page.imagewidth) / (first.imagelength / page.imagelength)
+        ratio = (largest.imagewidth / page.imagewidth) / (largest.imagelength / page.imagelength)
         if abs(ratio - 1) < max(_ASPECT_TOLERANCE, 2 / min(page.imagewidth, page.imagelength)):
             levels.setdefault((page.imagewidth, page.imagelength), page)
     return sorted(levels.values(), key=lambda page: -page.imagewidth)
 
 
-def _read_segments(page: Any, first: Any) -> LevelSegments:
+def _read_segments(page: Any, largest: Any) -> LevelSegments:
     """Return the segments of a page; raise UnsupportedTiffError if they cannot be decoded."""
     if page.compression in _UNSUPPORTED_COMPRESSIONS:
         raise UnsupportedTiffError(f"compression {int(page.compression)}")
@@ -145,7 +145,7 @@ def _read_segments(page: Any, first: Any) -> LevelSegments:
     if width_px * height_px > _MAX_SEGMENT_PX:
         raise UnsupportedTiffError(f"strips of {width_px:,} x {height_px:,} pixels, too large to decode at once")
     return LevelSegments(
-        level=Level.from_sizes(page.imagewidth, page.imagelength, first.imagewidth, first.imagelength),
+        level=Level.from_sizes(page.imagewidth, page.imagelength, largest.imagewidth, largest.imagelength),
         segment_width_px=width_px,
         segment_height_px=height_px,
         segments_per_row=per_row,
@@ -188,7 +188,7 @@ def _resolution_to_mpp(per_unit: float, unit: int) -> float | None:
 def _read_ome_metadata(xml: str, page: Any) -> tuple[float | None, float | None, str]:
     """Return microns per pixel, objective power and a note from the OME-XML of the image in `page`.
 
-    Raises UnsupportedTiffError if the image is not a single RGB plane.
+    Raises UnsupportedTiffError if the image has several planes.
     """
     try:
         root = ElementTree.fromstring(xml)
