@@ -28,8 +28,9 @@ EXIT_CODES: dict[int, str] = {
     0: "success; no more slides failed than `--allow-failures` permits",
     TapfmError.exit_code: "the command failed: the message states the reason and what to do next",
     InputError.exit_code: "invalid options or input: the message states what is valid",
-    SlidesFailedError.exit_code: "more slides failed than `--allow-failures` permits, or all (`tapfm inspect`: a slide "
-    "has a problem; `tapfm study`: a step failed); finished work is saved",
+    SlidesFailedError.exit_code: "more slides failed than `--allow-failures` permits (`tapfm evaluate` and `tapfm "
+    "predict`: or all slides failed; `tapfm inspect`: a slide has a problem; `tapfm study`: a step failed); finished "
+    "work is saved",
     130: "stopped by Ctrl-C; finished work is saved",
     143: "stopped by SIGTERM, for example by a job scheduler; finished work is saved",
 }

@@ -456,7 +456,8 @@ FORMATS: dict[str, list[Format]] = {
         Format(
             "compared/excluded.csv",
             "excluded.csv",
-            "One row per patient or slide that one model has and another lacks. They are excluded from the comparison.",
+            "One row for each model and each patient or slide that it has and another model lacks. These patients and "
+            "slides are excluded from the comparison.",
             {
                 "model": "model whose predictions include the patient or slide",
                 "patient": "patient id; `PATIENT (slide SLIDE)` if other slides of the patient are compared",

@@ -5,7 +5,7 @@ TapfmError                          exit code 1
 ├── TileReadError                   pixels of a slide cannot be decoded; a few such tiles are skipped after a retry
 ├── DiskFullError                   no space to write a file; its previous version is intact
 ├── DeviceMemoryError               out of memory while loading a model, or while encoding a single tile
-├── SlidesFailedError               exit code 3: more slides failed than allowed, or all; finished work is saved
+├── SlidesFailedError               exit code 3: too many slides failed; finished work is saved
 ├── CommandFailedError              a command started by another command failed; has that command's exit code
 └── InputError                      exit code 2: invalid input
     ├── UnknownNameError            unknown encoder, column, ...; the message suggests similar names

@@ -174,7 +174,7 @@ def test_invalid_weights_files_are_an_error(card, state, tmp_path):
         (write_bytes(tmp_path / "pointer.bin", b"version https://git-lfs.github.com/spec/v1"), "a git LFS pointer"),
         (write_bytes(tmp_path / "page.bin", b"<!doctype html>"), "a web page"),
         (write_bytes(tmp_path / "noise.pth", b"not a checkpoint"), "not a checkpoint"),
-        (save_torch(tmp_path / "numbered.pth", {1: torch.zeros(1)}), "not a plain dictionary of tensors"),
+        (save_torch(tmp_path / "numbered.pth", {1: torch.zeros(1)}), "not a dictionary of tensors"),
         (save_torch(tmp_path / "registers.pth", {"register_tokens": torch.zeros(1, 4, 48)}), "does not match"),
         (save_torch(tmp_path / "list.pth", [1, 2]), "contains a list"),
         (tmp_path / "absent.pth", "There is no file or folder"),

@@ -1,4 +1,4 @@
-"""The paper's aggregator: tiles are weighted by the CLS attention of the ViT (eqs. 2-3).
+"""The paper's aggregator: tiles are weighted by the encoder's CLS attention inside each tile (eqs. 2-3).
 
 K tiles, D feature size, C targets.
 """

@@ -60,7 +60,7 @@ class Machine:
     """Hardware and software versions, without host or user name."""
 
     device: str
-    memory_gib: float | None
+    gpu_memory_gib: float | None  # None without a GPU
     cores: int
     system: str
     python: str
@@ -228,7 +228,7 @@ def _describe_machine(device: torch.device) -> Machine:
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return Machine(
         device=_processor_name() if gpu is None else gpu.name,
-        memory_gib=None if gpu is None else round(gpu.total_memory / GIB, 1),
+        gpu_memory_gib=None if gpu is None else round(gpu.total_memory / GIB, 1),
         cores=available_cores(),
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),

@@ -43,7 +43,7 @@ def bench(options: workflow.BenchOptions) -> None:
 
 def _print_bench(bench: BenchResult, console: Console) -> None:
     machine = bench.machine
-    memory = "" if machine.memory_gib is None else f", {machine.memory_gib:.0f} GiB"
+    memory = "" if machine.gpu_memory_gib is None else f", {machine.gpu_memory_gib:.0f} GiB"
     compiled = ", compiled" if bench.compiled else ""
     console.print(
         f"{machine.device}{memory}, {format_count(machine.cores, 'core')}; torch {machine.packages.get('torch', '?')}; "
@@ -139,7 +139,7 @@ def _notes(bench: BenchResult) -> list[str]:
     from tapfm.bench.bench_slides import PAPER_TILES
 
     lines = [f"Tiles could not be read: {row.reason}" for row in bench.reading[-1:] if row.reason]
-    if bench.machine.memory_gib is None:
+    if bench.machine.gpu_memory_gib is None:
         lines.append("Without a GPU, the same cores read tiles and compute, so both times are added.")
     if bench.slides.source == "paper":
         lines.append(

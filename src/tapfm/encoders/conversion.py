@@ -64,9 +64,10 @@ def _unwrap(checkpoint: Mapping[str, Any]) -> StateDict:
         str(name) for name, value in checkpoint.items() if not (isinstance(name, str) and isinstance(value, Tensor))
     ]
     if other or not checkpoint:
+        problem = f"has other entries: {', '.join(other[:3])}" if other else "is empty"
         raise WeightsMismatchError(
-            f"The checkpoint is not a plain dictionary of tensors: {other[:3] or 'it is empty'}.",
-            hint=f"Save only the state_dict() of the encoder, if needed under one of the keys {', '.join(_WRAPPERS)}.",
+            f"The checkpoint is not a dictionary of tensors: it {problem}.",
+            hint=f"Save the state_dict() of the encoder, alone or under one of the keys {', '.join(_WRAPPERS)}.",
         )
     return dict(checkpoint)
 

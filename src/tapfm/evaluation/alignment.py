@@ -69,9 +69,9 @@ def _index_slides(name: str, predictions: Sequence[Prediction]) -> dict[_UnitKey
 
 
 def _drop_unshared_slides(slides: Mapping[_UnitKey, Prediction], shared: Set[_UnitKey]) -> list[Prediction]:
-    """Return the slides that all models have, and all slides of patients without such a slide.
+    """Drop the slides that only some models have. A patient without any shared slide keeps all slides.
 
-    With all slides, models would pool different slides of the same patient, possibly with different labels.
+    Otherwise, models would pool different slides of the same patient, possibly with different labels.
     """
     patients_with_shared = {key[:2] for key in shared}
     return [each for key, each in slides.items() if key in shared or key[:2] not in patients_with_shared]

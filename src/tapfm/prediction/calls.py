@@ -28,11 +28,14 @@ class CallThresholds:
             for target, logit in output.logits.items()
         }
 
-    def predict_target(self, target: str, logit: float, constant: float | None, label: Label) -> TargetPrediction:
-        """Return the probability and the call of one target."""
+    def predict_target(self, target: str, logit: float, logit_constant: float | None, label: Label) -> TargetPrediction:
+        """Return the probability and the call of one target.
+
+        logit_constant: see `TargetPrediction.constant`; does not change the probability.
+        """
         threshold, kind = self.thresholds.get(target), self.targets[target]
         return TargetPrediction(
-            logit, kind.activate(logit), threshold, kind.apply_threshold(logit, threshold), label, constant
+            logit, kind.activate(logit), threshold, kind.apply_threshold(logit, threshold), label, logit_constant
         )
 
 

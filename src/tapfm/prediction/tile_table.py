@@ -55,6 +55,7 @@ def read_tile_table(path: Path) -> TileTable:
         positions = np.stack([columns.pop("x"), columns.pop("y")], axis=1).astype(np.int64)
     except (OSError, KeyError, pyarrow.ArrowException) as error:
         raise InputError(
-            f"{path} cannot be read as a tile table ({error}).", hint="Predict the slide again with tapfm predict."
+            f"{path} cannot be read as a tile table ({error}).",
+            hint="Delete this file if it exists, then run the same tapfm predict command with --resume.",
         ) from error
     return TileTable(positions, {name: each.astype(np.float64) for name, each in columns.items()})

@@ -113,7 +113,7 @@ def _build_encoder_blocks(name: str, *, adapted: bool) -> list[Block]:
         table_row("encoder", card.name),
         table_row("licence", card.licence),
         table_row("citation", _describe_citation(card)),
-        *([table_row("weights", f"SHA-256 {card.sha256}")] if card.sha256 else []),
+        *([table_row("published weights", f"SHA-256 {card.sha256}")] if card.sha256 else []),
     ]
     blocks: list[Block] = [Table([_TEXT_COLUMN, _TEXT_COLUMN], rows)]
     if forbids_derivatives(card.licence):

@@ -11,7 +11,7 @@ from tapfm.tiles.records import TilingRecord
 
 
 def build_overview_page(entries: Sequence[TilingRecord]) -> str:
-    """Return the page as HTML: failed slides with reasons, then tiled slides. Slides excluded by --only are omitted."""
+    """Return the page as HTML: failed slides with reasons, then tiled slides. Slides not tiled yet are omitted."""
     failed = [entry for entry in entries if entry.status == "failed"]
     tiled = [entry for entry in entries if entry.status == "ok"]
     count = f"{len(tiled):,} of {len(entries):,} slides tiled, {sum(entry.tiles for entry in tiled):,} tiles"
