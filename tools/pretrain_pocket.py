@@ -112,7 +112,7 @@ def random_crop(images: Tensor, side_px: int, min_area: float | None = None) -> 
     return F.grid_sample(images, grid, align_corners=False, padding_mode="reflection")
 
 
-def augment_stain(images: Tensor) -> Tensor:
+def augment_stain_and_blur(images: Tensor) -> Tensor:
     """Change stain and brightness of each image at random, and blur the first fifth of the images."""
     count, device = len(images), images.device
     density = -images.clamp(min=1 / 255).log()
@@ -184,7 +184,7 @@ class Distillation:
         orientations = torch.randint(0, 8, (len(batch),), device=batch.device)
         with torch.no_grad():
             images = tiles_to_images(rotate_and_flip(self.tiles[batch], orientations))
-            pixels = normalise(augment_stain(images), POCKET_PIXELS)
+            pixels = normalise(augment_stain_and_blur(images), POCKET_PIXELS)
         with autocast_bfloat16(batch.device):
             x = self.encode(self.student["backbone"], pixels)
             predictions = {"tile": self.student["tile"](x[:, 0]), "patch": self.student["patch"](x[:, self.prefix :])}
@@ -244,7 +244,7 @@ class SelfDistillation:
         with torch.no_grad():
             views = [self.global_view(images) for _ in range(2)]
             local = torch.cat([random_crop(images, self.local_px) for _ in range(self.local_views)])
-            local = normalise(augment_stain(local), POCKET_PIXELS)
+            local = normalise(augment_stain_and_blur(local), POCKET_PIXELS)
         with autocast_bfloat16(images.device):
             with torch.no_grad():
                 x = self.encode(average["backbone"], torch.cat(views))
@@ -272,7 +272,7 @@ class SelfDistillation:
 
     def global_view(self, images: Tensor) -> Tensor:
         """Return a random crop of each image, resized to TILE_PX, with a random change of the stain."""
-        return normalise(augment_stain(random_crop(images, TILE_PX, self.min_crop_area)), POCKET_PIXELS)
+        return normalise(augment_stain_and_blur(random_crop(images, TILE_PX, self.min_crop_area)), POCKET_PIXELS)
 
     def patches_at(self, indices: Tensor, x: Tensor) -> Tensor:
         """Return the patch tokens at some indices (n, k) of each image."""

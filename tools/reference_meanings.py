@@ -167,8 +167,7 @@ FORMATS: dict[str, list[Format]] = {
                 **TILE_ATTRIBUTES,
                 "patch_size": "TRIDENT: side of a tile after resizing, in pixels",
                 "patch_size_level0": "TRIDENT: side of a tile on the slide, in level-0 pixels",
-                "level0_magnification": "TRIDENT: effective magnification. For tiles of 224 px at 0.5 microns per "
-                "pixel: 40 on a slide of 0.25 microns per pixel, 37.77 on one of 0.2645",
+                "level0_magnification": "TRIDENT: `target_magnification` x `patch_size_level0` / `patch_size`",
                 "level0_width": "TRIDENT: width of the slide, in level-0 pixels",
                 "level0_height": "TRIDENT: height of the slide, in level-0 pixels",
                 "overlap": "TRIDENT: the same as `overlap_px`",

@@ -99,7 +99,10 @@ Leaves = dict[str, list[Any]]  # values of each field
 def collect_items(
     folder: Path, reduce_image: ReduceImage = lambda pixels: pixels, exclude: tuple[str, ...] = ()
 ) -> Items:
-    """Read all files in a folder, except those that match `exclude`. `reduce_image` is applied to images."""
+    """Read the files in a folder, except those that match `EXCLUDED_FILES` or `exclude`.
+
+    `reduce_image` is applied to images.
+    """
     leaves: dict[str, Leaves] = {}
     arrays: dict[tuple[str, Kind], dict[str, Array]] = {}
     for path in sorted(each for each in folder.rglob("*") if each.is_file()):

@@ -261,7 +261,7 @@ def _load_state(state: StateDict, *, into: nn.Module, file: Path, card: EncoderC
     if bad:
         raise WeightsMismatchError(
             f"{file} contains integers, NaN or infinite values: {', '.join(bad[:_MAX_LISTED])}.",
-            hint="Save the encoder in float32, float16 or bfloat16.",
+            hint="Save the original weights in float32 or bfloat16, or use another checkpoint.",
         )
     # Copied: tensors that share memory in the file would be tied in training.
     copied = {name: tensor.to(torch.float32, copy=True) for name, tensor in state.items()}

@@ -38,7 +38,7 @@ class ChosenThresholds:
 
     thresholds: Thresholds | None
     source: str  # such as "16 validation slides of the run"; without thresholds, the reason
-    missing_reason: str = ""  # why `at_sensitivity` is missing although there are validation slides
+    no_at_sensitivity_reason: str = ""  # why `at_sensitivity` has no thresholds although `youden` has
 
 
 @dataclass(frozen=True)

@@ -139,4 +139,4 @@ def _explain_missing_threshold(metric: str, chosen: ChosenThresholds, targets: T
         return ""
     if chosen.thresholds is None:
         return chosen.source
-    return chosen.missing_reason if threshold == "at_sensitivity" else ""
+    return chosen.no_at_sensitivity_reason if threshold == "at_sensitivity" else ""

@@ -64,7 +64,7 @@ class LabelledSlide:
 class Prediction:
     """Prediction for a slide, or for a patient after pooling; labels and logits by target, a missing label is None."""
 
-    slide_id: str
+    slide_id: str  # after pooling: the patient_id
     patient_id: str
     split: str | None
     cohort: str | None

@@ -49,9 +49,9 @@ def choose_call_thresholds(model_folder: ModelFolder, sensitivity: float | None)
     if sensitivity is None:
         description = f"Youden's, chosen on {chosen.source}"
         return CallThresholds(dict(chosen.thresholds.youden), description, model_folder.targets)
-    if chosen.missing_reason:
+    if chosen.no_at_sensitivity_reason:
         raise InputError(
-            f"There is no threshold for a sensitivity of {sensitivity:g}: {chosen.missing_reason}.",
+            f"There is no threshold for a sensitivity of {sensitivity:g}: {chosen.no_at_sensitivity_reason}.",
             hint="Omit --sensitivity, or predict with the run instead of its export.",
         )
     description = f"chosen for a sensitivity of {sensitivity:g} on {chosen.source}"

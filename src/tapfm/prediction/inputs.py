@@ -41,7 +41,7 @@ class RequestedSlides:
 
 @dataclass(frozen=True)
 class TiledSlides:
-    """Slides with their tiles, and slides that could not be tiled."""
+    """Slides with their tiles, and slides without readable tiles."""
 
     slides: tuple[RunSlide, ...]
     failed: Mapping[str, Failure]

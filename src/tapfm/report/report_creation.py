@@ -216,7 +216,10 @@ def _list_warnings(sources: ReportSources, budget: ImageBudget) -> list[str]:
             warnings.append(f"{folder.path} contains results of {folder.describe_model()}, not of a reported run.")
     named_results = sources.named_results()
     if named_results and all(result.warning for _, result in named_results):
-        warnings.append("This report has no metrics on held-out slides. " + named_results[0][1].warning)
+        warnings.append(
+            "This report has no metrics on held-out slides. Its metrics include slides that were used to train the "
+            "model, or to choose the epoch and the thresholds, so they are optimistic."
+        )
     if budget.omitted:
         warnings.append(
             f"{format_count(budget.omitted, 'image')} omitted: images are limited to {format_bytes(budget.max_bytes)} "

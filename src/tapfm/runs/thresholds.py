@@ -51,14 +51,14 @@ def _read_exported_thresholds(member: ModelMember, unit: Unit, sensitivity: floa
     """Read the thresholds that are stored in an export."""
     try:
         stored = read_export_metadata(member.folder)["thresholds"][unit]
-        youden, at_sensitivity, missing_reason = dict(stored["youden"]), dict(stored["chosen"]), ""
+        youden, at_sensitivity, no_at_sensitivity_reason = dict(stored["youden"]), dict(stored["chosen"]), ""
         if stored["sensitivity"] != sensitivity:
             at_sensitivity = dict.fromkeys(at_sensitivity)
-            missing_reason = (
+            no_at_sensitivity_reason = (
                 f"the export has a threshold for sensitivity {stored['sensitivity']:g} only; use the run instead"
             )
         source = "the validation slides of the exported run"
-        return ChosenThresholds(Thresholds(youden, at_sensitivity, sensitivity), source, missing_reason)
+        return ChosenThresholds(Thresholds(youden, at_sensitivity, sensitivity), source, no_at_sensitivity_reason)
     except (LookupError, TypeError, ValueError):
         return ChosenThresholds(
             None, f"{member.folder} was exported without thresholds; use the run instead, or export it again"

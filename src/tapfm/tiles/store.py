@@ -169,7 +169,7 @@ def read_tiles(path: Path) -> TileSet:
             if "coords" not in file:
                 raise TileStoreError(
                     f"{path} contains no dataset `coords` (datasets: {', '.join(file) or 'none'}).",
-                    hint="Use a tile file from the folder `patches`.",
+                    hint="If it is a tile file, it is incomplete: delete it and create it again.",
                 )
             attributes = {name: value for name, value in file["coords"].attrs.items() if not is_stored_none(value)}
             positions = np.asarray(file["coords"])
