@@ -449,7 +449,8 @@ FORMATS: dict[str, list[Format]] = {
                 "excluded": "patients and slides of each model that are missing in another model",
                 "partial_labels": "patients or slides with a label in only some models; this label is used for all",
                 "auc": "AUC with its confidence interval, by model and target",
-                "pairs": "paired comparisons, as in `comparison.csv`",
+                "pairs": "paired comparisons: `difference` has `value`, `low`, `high` and `reason`; the outer `reason` "
+                "says why `p_delong` is null",
             },
         ),
         Format(

@@ -182,8 +182,8 @@ def check_timm_folder(folder: Path, encoder: VitEncoder) -> None:
     if not difference < tolerance:
         raise WeightsMismatchError(
             f"timm loads {folder}, but its features differ from the encoder's (relative error {difference:.2g}).",
-            hint="Export again. If the error persists, this timm version builds the architecture differently; check it "
-            "with: tapfm doctor",
+            hint="Export again. If the error persists, the installed timm builds the architecture differently: install "
+            "another version of timm.",
         )
 
 

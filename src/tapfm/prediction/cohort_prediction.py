@@ -307,7 +307,7 @@ def write_slide(
     key: str,
     start: float,
 ) -> None:
-    """Write the files of a slide. slide.json is written last and marks the others as complete.
+    """Write tiles.parquet, then slide.json, which marks the prediction as complete. Remove older files of the slide.
 
     tile_px: side of the encoder's input tiles. start: time.monotonic() at the start of the slide.
     """

@@ -27,7 +27,7 @@ from tapfm.report.sections import (
     build_results_section,
     build_training_section,
 )
-from tapfm.report.sources import ReportSources, list_source_folders, read_report_sources
+from tapfm.report.sources import ReportSources, describe_source_folders, read_report_sources
 from tapfm.results.formatting import format_bytes, format_number
 from tapfm.results.table import Table
 from tapfm.runtime.files import write_atomically
@@ -67,7 +67,7 @@ class WrittenReport:
 
     path: Path
     bytes: int
-    sources: Sequence[str]  # folders that the report was created from
+    sources: Sequence[str]  # one line per folder that the report was created from, such as "run runs/first"
     notes: Sequence[str]  # warnings, such as missing results
 
 
@@ -92,7 +92,7 @@ def create_report(
         write_atomically(out, html)
     except OSError as error:
         raise InputError(f"{out} cannot be written ({error}).", hint="Pass another file to --out.") from error
-    return WrittenReport(out, len(html), list_source_folders(sources), list(page.warnings))
+    return WrittenReport(out, len(html), describe_source_folders(sources), list(page.warnings))
 
 
 def _check_output_file(out: Path, *, force: bool) -> None:

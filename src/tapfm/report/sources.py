@@ -96,7 +96,7 @@ def _make_names_unique(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
     return [run if names.count(run.name) == 1 else replace(run, name=str(run.folder)) for run in runs]
 
 
-def list_source_folders(sources: ReportSources) -> list[str]:
+def describe_source_folders(sources: ReportSources) -> list[str]:
     """Return a line for each folder that the report uses, such as "run runs/first"."""
     lines = [] if sources.study is None else [f"study {sources.study.folder}"]
     lines += [f"run {run.folder}" for run in sources.runs]

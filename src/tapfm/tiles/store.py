@@ -202,7 +202,7 @@ def _parse_tile_set(path: Path, positions: Positions, attributes: Mapping[str, A
         return _parse_clam_tiles(path, slide_id, positions, attributes)
     raise TileStoreError(
         f"{path} does not contain the size of its tiles (attributes of `coords`: {', '.join(attributes) or 'none'}).",
-        hint="Use a tile file from the folder `patches`, not a feature file.",
+        hint="Create the tiles again in another folder: tapfm tile COHORT.csv --out DIR",
     )
 
 
