@@ -450,7 +450,7 @@ FORMATS: dict[str, list[Format]] = {
                 "partial_labels": "patients or slides with a label in only some models; this label is used for all",
                 "auc": "AUC with its confidence interval, by model and target",
                 "pairs": "paired comparisons: `difference` has `value`, `low`, `high` and `reason`; the outer `reason` "
-                "says why `p_delong` is null",
+                "is that of `p_delong`",
             },
         ),
         Format(
