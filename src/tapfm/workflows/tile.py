@@ -41,7 +41,8 @@ class TileOptions:
     tissue: Annotated[
         str,
         Option(
-            "Tissue detection: otsu (by colour, as in the paper), darkness (for pale stains) or texture (unstained).",
+            "Tissue detection: otsu (by saturation, as in the paper, but keeps faint tissue), darkness (for pale "
+            "stains) or texture (unstained).",
         ),
     ] = "otsu"
     tissue_mask: Annotated[
