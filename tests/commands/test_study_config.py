@@ -175,7 +175,7 @@ def test_run_with_invalid_settings_is_reported_and_others_are_planned(tmp_path):
     assert (
         "adaptation.lambda: must be 0 with method finetune" in plan.problems["tapfm-pocket/finetune/abmil/half/seed0"]
     )
-    with pytest.raises(SettingError, match="No run of the study small has valid settings"):
+    with pytest.raises(SettingError, match="run of the study small has valid settings"):
         plan_study(make_study(methods=["tapfm"], settings={"adaptation": {"lambda": -1}}), StudyFolder(tmp_path))
 
 

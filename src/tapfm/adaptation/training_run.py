@@ -87,7 +87,8 @@ def run_training(
         if progress.finished:
             console.print("Training is already finished. Only the predictions are completed and written.")
         elif progress.step:
-            console.print(f"Resuming in epoch {progress.epoch + 1}, after {format_count(progress.step, 'step')}.")
+            slides = format_count(progress.step, "training slide")
+            console.print(f"Resuming in epoch {progress.epoch + 1}, after {slides}.")
         training, validation, test = (
             list_labelled_slides(data.slides_in(split)) for split in (TRAIN, VALIDATION, TEST)
         )

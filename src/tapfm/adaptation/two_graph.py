@@ -277,7 +277,7 @@ class AggregatorGradients(NamedTuple):
 def compute_aggregator_gradients(
     aggregator: Aggregator, task: Task, z_KD: Tensor, r_K: Tensor, targets: Targets
 ) -> AggregatorGradients:
-    """Compute L_agg of one slide (graph 1) and its gradients. If the aggregator does not use r_K, g_r is 0."""
+    """Compute L_agg of one slide (graph 1), and the gradients of L_agg plus extra loss. g_r is 0 if r_K is unused."""
     with torch.autocast(z_KD.device.type, enabled=False):
         output = aggregator(z_KD, r_K)
         logits_C, tile_weights = output.logits_C, output.tile_weights

@@ -19,7 +19,7 @@ from tapfm.errors import SettingError
 _EQUAL_TOLERANCE = 1e-6
 
 
-def scale_attention(r_K: Tensor) -> Tensor:
+def minmax_scale(r_K: Tensor) -> Tensor:
     """Scale the raw attentions of a whole bag to the range from 0 to 1: minmax(r).
 
     With one tile or equal attentions, where min-max would divide by 0, the result and its gradient are 0 for every
@@ -35,7 +35,7 @@ def scale_attention(r_K: Tensor) -> Tensor:
 
 def compute_tile_weights(r_K: Tensor, tau: float = 1.0) -> Tensor:
     """Compute a = softmax(minmax(r) / tau). Equal attentions give uniform weights."""
-    return (scale_attention(r_K) / tau).softmax(0)
+    return (minmax_scale(r_K) / tau).softmax(0)
 
 
 def check_tau(tau: float) -> None:

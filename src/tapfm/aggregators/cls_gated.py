@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tapfm.aggregators.cls_attention import check_tau, scale_attention
+from tapfm.aggregators.cls_attention import check_tau, minmax_scale
 from tapfm.aggregators.gated_attention import GatedAttention
 from tapfm.aggregators.heads import compute_contributions, compute_target_logits
 from tapfm.contracts import BagOutput
@@ -57,7 +57,7 @@ class ClsGated(nn.Module):
         # saturated for some encoders and linear for others. V and U make parameters of the norm redundant.
         x_KD = F.layer_norm(z_KD, z_KD.shape[1:])
         gate_CK = self.gates(self.dropout(x_KD))
-        prior_K = scale_attention(r_K) / self.tau
+        prior_K = minmax_scale(r_K) / self.tau
         a_CK = torch.stack([(prior_K + gate_K).softmax(0) for gate_K in gate_CK])
         # Before training, the result has to be bit-identical to cls-attention. Rounding depends on memory alignment, so
         # each target has its own matrix product with a copy of its weights.

@@ -1,7 +1,8 @@
 """Bags of tiles: pixels read from slides, or stored features, for each requested bag.
 
 All requests are known from the start (all epochs of a run with their validation, or the slides of a cohort), so one
-queue prefetches across slides and epochs. Which tiles are sampled depends only on (seed, epoch, slide).
+queue prefetches pixels across slides and epochs. Stored features are read on request and cached. Which tiles are
+sampled depends only on (seed, epoch, slide).
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ def _list_folder_predictions(runs: Sequence[ReportedRun], folder: ResultFolder) 
 def build_image_sections(
     sources: ReportSources, selection: ImageSelection, budget: ImageBudget, console: Console
 ) -> list[PageSection]:
-    """Return the heatmaps and the most influential tiles of each prediction folder."""
+    """Return two sections: heatmaps, and most influential tiles, of all prediction folders."""
     finder = make_slide_finder(selection.slides_folder)
     heatmaps: list[Block] = []
     tiles: list[Block] = []

@@ -99,7 +99,7 @@ def _draw(figure: Figure, *, titled: bool, svg_hashsalt: str | None = None, **sa
             box = _PanelBox(left_in, bottom_in, figure.panel_width_in, height_in, legend_in)
             _draw_panel(mpl_figure, panel, box, titled=titled)
         if titled and figure.title:
-            title = _escape_text(figure.title, size_in[0] / _CHARACTER_IN)
+            title = _escape_and_wrap(figure.title, size_in[0] / _CHARACTER_IN)
             mpl_figure.suptitle(title, fontsize=10, y=1 - _TITLE_IN / 3 / size_in[1], va="top")
         buffer = io.BytesIO()
         mpl_figure.savefig(buffer, **save_options)
@@ -121,9 +121,9 @@ def _draw_panel(mpl_figure: Any, panel: Panel, box: _PanelBox, *, titled: bool) 
     top_margin_in = 0.32 if titled and panel.title else 0.1
     _place_axes(mpl_figure, axes, box, _MARGIN_IN, top_margin_in)
     if titled:
-        axes.set_title(_escape_text(panel.title, box.width / _CHARACTER_IN), fontsize=9.5)
+        axes.set_title(_escape_and_wrap(panel.title, box.width / _CHARACTER_IN), fontsize=9.5)
     if panel.why_empty:
-        reason = _escape_text(panel.why_empty, box.width / _CHARACTER_IN)
+        reason = _escape_and_wrap(panel.why_empty, box.width / _CHARACTER_IN)
         axes.text(0.5, 0.5, reason, ha="center", va="center", transform=axes.transAxes)
         axes.set_axis_off()
         return
@@ -137,7 +137,7 @@ def _draw_panel(mpl_figure: Any, panel: Panel, box: _PanelBox, *, titled: bool) 
     if panel.square:
         axes.set_aspect("equal", anchor="N")
     if labelled := {label: artist for label, artist in drawn.items() if label}:
-        labels = [_escape_text(label, _legend_characters(box.width)) for label in labelled]
+        labels = [_escape_and_wrap(label, _legend_characters(box.width)) for label in labelled]
         width_in, height_in = mpl_figure.get_size_inches()
         corner = (box.left + 0.06) / width_in, (box.bottom + 0.04) / height_in
         position = {"loc": "lower left", "bbox_to_anchor": corner, "borderaxespad": 0}
@@ -164,18 +164,18 @@ def _legend_characters(panel_width_in: float) -> float:
 
 def _legend_height_in(panel: Panel, panel_width_in: float) -> float:
     labels = dict.fromkeys(mark.label for mark in panel.marks if mark.label)
-    lines = sum(_escape_text(label, _legend_characters(panel_width_in)).count("\n") + 1 for label in labels)
+    lines = sum(_escape_and_wrap(label, _legend_characters(panel_width_in)).count("\n") + 1 for label in labels)
     return 0.0 if panel.why_empty or not lines else 0.1 + 0.155 * lines
 
 
 def _set_axis(axes: Any, name: str, axis: Axis) -> None:
     matplotlib_axis = axes.xaxis if name == "x" else axes.yaxis
-    matplotlib_axis.set_label_text(_escape_text(axis.label))
+    matplotlib_axis.set_label_text(_escape_and_wrap(axis.label))
     matplotlib_axis.set_tick_params(labelsize=8)
     if axis.integer:
         matplotlib_axis.get_major_locator().set_params(integer=True)
     if axis.ticks is not None:
-        labels = None if axis.tick_labels is None else [_escape_text(label) for label in axis.tick_labels]
+        labels = None if axis.tick_labels is None else [_escape_and_wrap(label) for label in axis.tick_labels]
         matplotlib_axis.set_ticks(list(axis.ticks), labels)
     if axis.low is not None or axis.high is not None:
         (axes.set_xlim if name == "x" else axes.set_ylim)(axis.low, axis.high)
@@ -196,7 +196,7 @@ def _draw_mark(axes: Any, mark: Mark) -> Any:
         sizes = [18 + 110 * size for size in mark.sizes] if mark.sizes else 30
         for x, y, text in zip(mark.x, mark.y, mark.texts, strict=False):
             axes.annotate(
-                _escape_text(text), (x, y), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=7
+                _escape_and_wrap(text), (x, y), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=7
             )
         return axes.scatter(mark.x, mark.y, s=sizes, color=colour, zorder=3, lw=0)
     if isinstance(mark, Bars):
@@ -207,10 +207,10 @@ def _draw_mark(axes: Any, mark: Mark) -> Any:
     return draw(mark.value, color=colour, lw=1.1, ls=_DASHES[mark.dash])
 
 
-def _escape_text(text: str, width: float | None = None) -> str:
-    """Escape dollar signs, which start formulas, replace invalid XML characters, and wrap to `width` characters."""
+def _escape_and_wrap(text: str, max_characters: float | None = None) -> str:
+    """Escape dollar signs, which start formulas, replace invalid XML characters, and wrap lines."""
     printable = _INVALID_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", text)
-    lines = printable if width is None else "\n".join(textwrap.wrap(printable, max(10, int(width))))
+    lines = printable if max_characters is None else "\n".join(textwrap.wrap(printable, max(10, int(max_characters))))
     return lines.replace("$", r"\$")
 
 

@@ -137,7 +137,7 @@ def _raise_unreadable_folder(error: OSError) -> None:
 
 
 def is_slide_name(name: str) -> bool:
-    """Return whether a file name has the suffix of a slide format."""
+    """Return whether a file name has the suffix of a slide format and does not start with a dot (hidden)."""
     return not name.startswith(".") and Path(name).suffix.lower() in SLIDE_SUFFIXES
 
 

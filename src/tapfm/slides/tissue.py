@@ -143,6 +143,6 @@ def find_small_components(mask: Mask, smaller_than_px: float, connectivity: int 
     return np.asarray(small[labels], dtype=bool)
 
 
-def thumbnail_side_px(side_px0: float, mpp: float) -> int:
-    """Return the side of the thumbnail for tissue detection, in pixels, for a slide with a side of `side_px0`."""
-    return max(1, min(math.ceil(side_px0), round(side_px0 * mpp / _MASK_MPP)))
+def tissue_thumbnail_px(longest_px0: float, mpp: float) -> int:
+    """Return the longer side of the thumbnail for tissue detection; `longest_px0` is that of the scanned area."""
+    return max(1, min(math.ceil(longest_px0), round(longest_px0 * mpp / _MASK_MPP)))

@@ -30,7 +30,7 @@ class StudyPlan:
 
 
 def plan_study(study: StudyConfig, folder: StudyFolder, only: Sequence[str] = ()) -> StudyPlan:
-    """Resolve the settings of the selected runs. Raises SettingError if no run has valid settings."""
+    """Resolve the settings of the selected runs. Raises SettingError if none of them has valid settings."""
     runs = select_runs(list_runs(study), only)
     configs: dict[str, RunConfig] = {}
     problems: dict[str, str] = {}
@@ -41,7 +41,7 @@ def plan_study(study: StudyConfig, folder: StudyFolder, only: Sequence[str] = ()
             problems[run.name] = error.message
     if not configs:
         raise SettingError(
-            f"No run of the study {study.name} has valid settings. {next(iter(problems.values()))}",
+            f"No selected run of the study {study.name} has valid settings. {next(iter(problems.values()))}",
             hint="To list all settings of a run: tapfm config",
         )
     return StudyPlan(runs, configs, problems)

@@ -166,7 +166,7 @@ class TargetKind(Protocol):
         ...
 
     def parse_prediction(self, label: str, probability: str, logit: str) -> tuple[Label, float]:
-        """Parse label, probability and logit; an empty logit is computed from the probability. Raises ValueError."""
+        """Return label and logit; an empty logit is computed from the probability. Raises ValueError if invalid."""
         ...
 
     def apply_threshold(self, logit: float, threshold: float | None) -> Label:

@@ -17,7 +17,7 @@ from tapfm.slides.quality import FOCUS_MPP, detect_blur, detect_pen
 from tapfm.slides.region_reading import BLOCK_PX, MAX_UNREADABLE_FRACTION, best_level, make_thumbnail, read_region
 from tapfm.slides.scale import Scale
 from tapfm.slides.slide import DAMAGED_FILE_HINT, Pixels, Slide, SlideMetadata, Thumbnail
-from tapfm.slides.tissue import Mask, detect_padding, detect_tissue, thumbnail_side_px
+from tapfm.slides.tissue import Mask, detect_padding, detect_tissue, tissue_thumbnail_px
 from tapfm.tiles.grid import Positions, TileSpec, TileStatus, mask_coverage, tile_grid
 
 # Version of the tiles. Increase it when the same settings give different tiles on any slide (readers, scale, tissue,
@@ -78,7 +78,7 @@ def tile_slide(
         )
     # one thread with OpenSlide: after an error its handle fails on every call, also for tiles of other threads
     threads = min(threads, _MAX_THREADS) if metadata.reader == "tiff" else 1
-    longest_px = thumbnail_side_px(max(metadata.bounds.width_px0, metadata.bounds.height_px0), mpp)
+    longest_px = tissue_thumbnail_px(max(metadata.bounds.width_px0, metadata.bounds.height_px0), mpp)
     thumbnail = make_thumbnail(slide, longest_px, threads)
     thumbnail_mpp = mpp * sum(thumbnail.downsample) / 2
     if tissue_path is None:

@@ -49,7 +49,7 @@ class EncodersOptions:
         if self.weights is not None and not self.check_weights:
             raise InputError(
                 "--weights is only used with --check.",
-                hint=f"Add it: {format_command('encoders', str(self.name), '--check', '--weights', self.weights)}",
+                hint=f"Add --check: {format_command('encoders', str(self.name), '--check', '--weights', self.weights)}",
             )
 
 

@@ -33,7 +33,7 @@ class InspectOptions:
     write_cohort: Annotated[
         Path | None,
         Option(
-            "Write a cohort table of these slides to this new file. Fill in its column mpp for slides without a scale.",
+            "Write a cohort table of these slides to this new file. Fill in its column mpp where the slide has none.",
             metavar="CSV",
         ),
     ] = None

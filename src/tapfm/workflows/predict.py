@@ -31,7 +31,7 @@ class PredictOptions:
     model: Annotated[Path, Option("Model: folder of a run, an export or an ensemble.", metavar="MODEL")]
     out: Annotated[Path, Option("Output folder, for example 'predicted'.", metavar="DIR")]
     heatmaps: Annotated[
-        bool, Option("Also draw heatmaps and a gallery of the most influential tiles of each slide.")
+        bool, Option("Also draw heatmaps of each slide, and galleries of the tiles with the highest and lowest values.")
     ] = False
     geojson: Annotated[bool, Option("Also write the tiles of each slide as GeoJSON, for QuPath.")] = False
     tiles: Annotated[
