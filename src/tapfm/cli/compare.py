@@ -51,5 +51,5 @@ def _print_comparison(comparison: Comparison, folder: Path, console: Console, st
     print_line(stderr, f"Compared on {format_count(comparison.patient_count, 'patient')}.")
     if count := len({each for excluded in comparison.excluded.values() for each in excluded}):
         noun = "patient or slide" if count == 1 else "patients or slides"
-        print_line(stderr, f"Excluded {count:,} {noun} without predictions of all models: {folder / 'excluded.csv'}")
+        print_line(stderr, f"Excluded {count:,} {noun} that some models have not predicted: {folder / 'excluded.csv'}")
     print_line(stderr, f"Results: {folder / 'comparison.md'} and {folder / 'differences.png'}")

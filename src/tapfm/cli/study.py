@@ -33,7 +33,7 @@ def study(options: workflow.StudyOptions) -> None:
       study.json                           the results as data, for tapfm report
       table_binary.*, table_multilabel.*   AUCs, intervals and p values
       roc.png                              ROC curves
-      costs.*, curves.png                  best epoch, seconds, memory; curves
+      costs.*, curves.png                  epochs, time, memory; training curves
       ablation.*, stability.*, forgetting.*   in studies of these kinds
       status.csv, logs/                    command, state and output of each step
       runs/, evaluations/                  folders of `tapfm train` and `evaluate`

@@ -48,7 +48,7 @@ class EmbeddingRecord:
     """The result of embedding one slide: a row of summary.csv."""
 
     slide_id: str
-    status: str  # ok, failed, or "not embedded" (excluded by --only)
+    status: str  # ok, failed, or "not embedded" (excluded by --only, without results)
     reason: str = ""
     tiles: int = 0
     tiles_failed: int | None = None

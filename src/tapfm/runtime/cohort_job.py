@@ -114,7 +114,7 @@ class _SlideRecord(Protocol):
 
     @property
     def status(self) -> str:
-        """Either "ok" or "failed" or, if --only excludes the slide, a text such as "not tiled"."""
+        """The text "ok" or "failed"; or a text such as "not tiled" if --only excludes a slide without results."""
 
     @property
     def reason(self) -> str:
@@ -183,7 +183,8 @@ class SlideTable(Generic[Record]):
     ) -> dict[str, Job]:
         """Record the slides that earlier commands finished, and return the jobs of the remaining slides.
 
-        Slides that `only` does not select are not processed; what earlier commands recorded about them is kept.
+        Slides that `only` does not select are not processed. Their records are kept if they failed earlier, or if
+        `load_finished` finds their results; otherwise they get `unselected_status`.
 
         jobs: by slide_id. A slide with a Failure instead of a job is recorded as failed.
         only: slide_ids to process; None selects all slides.

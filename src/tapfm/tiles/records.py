@@ -10,7 +10,7 @@ class TilingRecord:
     """The result of tiling one slide."""
 
     slide_id: str
-    status: str  # ok, failed, or "not tiled" if --only excludes the slide
+    status: str  # ok, failed, or "not tiled" (excluded by --only, without results)
     reason: str = ""
     mpp: float | None = None
     mpp_source: str = ""
