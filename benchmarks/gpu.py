@@ -260,10 +260,10 @@ class Bench:
             print(
                 f"  {name}: cosine {cosine:.6f}, relative norm {float(gradient.norm() / exact.norm()):.4f}", flush=True
             )
-        curves = {"float32": self.compute_losses(make_learner(rate=1e-5))}
+        curves = {"float32": self.compute_losses(make_learner(encoder_lr=1e-5))}
         for name in ("bfloat16, compiled, chunks of 7", "float16 autocast, loss scale"):
             chunking, optimiser_settings, options = variants[name]
-            curves[name] = self.compute_losses(make_learner(chunking, optimiser_settings, rate=1e-5, **options))
+            curves[name] = self.compute_losses(make_learner(chunking, optimiser_settings, encoder_lr=1e-5, **options))
         self.results["curves"] = curves
         print("every fifth loss of 30 steps over 6 slides, with a fixed seed:", flush=True)
         for name, losses in curves.items():
@@ -379,7 +379,7 @@ def make_learner(
     compute_dtype: torch.dtype | None = None,
     compiled: bool = False,
     recompute: Any = "nothing",
-    rate: float = 0.0,
+    encoder_lr: float = 0.0,
 ) -> Learner:
     """Build a learner with the architecture of UNI and the same weights every time."""
     encoder = build_random_encoder(LARGE)
@@ -388,8 +388,8 @@ def make_learner(
     torch.manual_seed(1)
     aggregator = ClsAttention(encoder.feature_size).to(DEVICE)
     values = asdict(optimiser_settings) | {
-        "encoder_lr": rate,
-        "aggregator_lr": 100 * rate,
+        "encoder_lr": encoder_lr,
+        "aggregator_lr": 100 * encoder_lr,
         "schedule": optimiser_settings.schedule,
     }
     model = SlideModel(encoder, aggregator, TASK, compute_dtype)

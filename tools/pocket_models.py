@@ -20,8 +20,8 @@ ARCHITECTURES: dict[str, dict[str, int]] = {  # the deepest within the limits: p
     "p32": {"patch_size": 32, "embed_dim": 192, "depth": 8, "num_heads": 3},
 }
 MAX_GFLOP, MAX_PARAMETERS, MAX_BYTES = 0.5, 5_000_000, 10_000_000
-POCKET_PIXELS = ((0.7, 0.55, 0.7), (0.2, 0.22, 0.18))  # mean and std of 0..1 pixels
-IMAGENET_PIXELS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+POCKET_MEAN_STD = ((0.7, 0.55, 0.7), (0.2, 0.22, 0.18))  # mean and std of 0..1 pixels
+IMAGENET_MEAN_STD = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def build_student(architecture: str, **extra: Any) -> Any:
@@ -47,9 +47,9 @@ def check_limits(architecture: str, dtype: torch.dtype) -> str:
     return f"{architecture}: {parameters / 1e6:.2f} M parameters, {gflop:.3f} GFLOP"
 
 
-def normalise(images: Tensor, pixels: tuple[tuple[float, ...], tuple[float, ...]]) -> Tensor:
+def normalise(images: Tensor, mean_std: tuple[tuple[float, ...], tuple[float, ...]]) -> Tensor:
     """Normalise pixels in 0..1 with the mean and standard deviation of a model."""
-    mean, std = (torch.tensor(values, device=images.device).view(1, 3, 1, 1) for values in pixels)
+    mean, std = (torch.tensor(values, device=images.device).view(1, 3, 1, 1) for values in mean_std)
     return (images - mean) / std
 
 

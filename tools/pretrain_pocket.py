@@ -26,8 +26,8 @@ import torch
 import torch.nn.functional as F
 from pocket_models import (
     ARCHITECTURES,
-    IMAGENET_PIXELS,
-    POCKET_PIXELS,
+    IMAGENET_MEAN_STD,
+    POCKET_MEAN_STD,
     TILE_PX,
     autocast_bfloat16,
     build_student,
@@ -162,7 +162,7 @@ class Distillation:
             for orientation in range(8):
                 orientations = torch.full((rows.stop - rows.start,), orientation, device=device)
                 images = tiles_to_images(rotate_and_flip(self.tiles[rows], orientations))
-                pixels = normalise(images, IMAGENET_PIXELS)
+                pixels = normalise(images, IMAGENET_MEAN_STD)
                 with autocast_bfloat16(device):
                     x = teacher.forward_features(pixels).float()
                 grids = x[:, 1:].transpose(1, 2).unflatten(2, teacher.patch_embed.grid_size)
@@ -184,7 +184,7 @@ class Distillation:
         orientations = torch.randint(0, 8, (len(batch),), device=batch.device)
         with torch.no_grad():
             images = tiles_to_images(rotate_and_flip(self.tiles[batch], orientations))
-            pixels = normalise(augment_stain_and_blur(images), POCKET_PIXELS)
+            pixels = normalise(augment_stain_and_blur(images), POCKET_MEAN_STD)
         with autocast_bfloat16(batch.device):
             x = self.encode(self.student["backbone"], pixels)
             predictions = {"tile": self.student["tile"](x[:, 0]), "patch": self.student["patch"](x[:, self.prefix :])}
@@ -244,7 +244,7 @@ class SelfDistillation:
         with torch.no_grad():
             views = [self.global_view(images) for _ in range(2)]
             local = torch.cat([random_crop(images, self.local_px) for _ in range(self.local_views)])
-            local = normalise(augment_stain_and_blur(local), POCKET_PIXELS)
+            local = normalise(augment_stain_and_blur(local), POCKET_MEAN_STD)
         with autocast_bfloat16(images.device):
             with torch.no_grad():
                 x = self.encode(average["backbone"], torch.cat(views))
@@ -272,7 +272,7 @@ class SelfDistillation:
 
     def global_view(self, images: Tensor) -> Tensor:
         """Return a random crop of each image, resized to TILE_PX, with a random change of the stain."""
-        return normalise(augment_stain_and_blur(random_crop(images, TILE_PX, self.min_crop_area)), POCKET_PIXELS)
+        return normalise(augment_stain_and_blur(random_crop(images, TILE_PX, self.min_crop_area)), POCKET_MEAN_STD)
 
     def patches_at(self, indices: Tensor, x: Tensor) -> Tensor:
         """Return the patch tokens at some indices (n, k) of each image."""

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pocket_models import IMAGENET_PIXELS, POCKET_PIXELS, build_student, load_teacher, normalise, tiles_to_images
+from pocket_models import IMAGENET_MEAN_STD, POCKET_MEAN_STD, build_student, load_teacher, normalise, tiles_to_images
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -63,12 +63,12 @@ class Split:
         return torch.bincount(self.slide, minlength=len(self.label)).double()[:, None]
 
 
-def cls_features(vit: Any, tiles: Tensor, pixels: tuple[tuple[float, ...], tuple[float, ...]]) -> Tensor:
+def cls_features(vit: Any, tiles: Tensor, mean_std: tuple[tuple[float, ...], tuple[float, ...]]) -> Tensor:
     """Return the CLS tokens of uint8 tiles after the final norm, in float32."""
     vit, device = vit.eval(), next(vit.parameters()).device
     with torch.no_grad():
         features = [
-            vit.forward_features(normalise(tiles_to_images(t.to(device)), pixels))[:, 0] for t in tiles.split(128)
+            vit.forward_features(normalise(tiles_to_images(t.to(device)), mean_std))[:, 0] for t in tiles.split(128)
         ]
     return torch.cat(features).float()
 
@@ -193,21 +193,21 @@ def main() -> None:
 
     torch.manual_seed(0)
     pocket = load_encoder("tapfm-pocket").encoder.vit
-    encoders = {"untrained pocket": (build_student("p16"), POCKET_PIXELS), "tapfm-pocket": (pocket, POCKET_PIXELS)}
+    encoders = {"untrained pocket": (build_student("p16"), POCKET_MEAN_STD), "tapfm-pocket": (pocket, POCKET_MEAN_STD)}
     for text in options.other:
         name, _, rest = text.partition("=")
         architecture, _, file = rest.partition(":")
-        encoders[name] = (build_student(architecture), POCKET_PIXELS)
+        encoders[name] = (build_student(architecture), POCKET_MEAN_STD)
         encoders[name][0].load_state_dict({key: value.float() for key, value in load_file(file).items()})
     if options.teacher:
-        encoders["DINOv2 ViT-S/14"] = (load_teacher(options.teacher, torch.device("cpu")), IMAGENET_PIXELS)
+        encoders["DINOv2 ViT-S/14"] = (load_teacher(options.teacher, torch.device("cpu")), IMAGENET_MEAN_STD)
 
     print("\n| tiles, AUC | test | test, nests | external | external, nests |\n|---|---|---|---|---|")
     colours = {name: colour_statistics(values) for name, values in tiles.items()}
     print_tile_row("colour statistics", colours, splits)
     all_features, probes = {}, {}
-    for name, (vit, pixels) in encoders.items():
-        all_features[name] = {split: cls_features(vit, values, pixels) for split, values in tiles.items()}
+    for name, (vit, mean_std) in encoders.items():
+        all_features[name] = {split: cls_features(vit, values, mean_std) for split, values in tiles.items()}
         probes[name] = print_tile_row(name, all_features[name], splits)
 
     print("\n| slides, AUC | test | external |\n|---|---|---|")

@@ -404,7 +404,7 @@ FORMATS: dict[str, list[Format]] = {
                 "cohort": "`own` (the cohort table of the run) or `external`",
                 "table": "file name of the cohort table",
                 "table_sha256": "SHA-256 of the cohort table",
-                "split": "evaluated split, or `all`; null for all slides of an external cohort",
+                "split": "evaluated split, or `all`; null for an external cohort without `--split`",
                 "from": "input of the model: `tiles` or `features`",
                 "sensitivity": "requested sensitivity of the second threshold",
                 "by": "columns that define subgroups",

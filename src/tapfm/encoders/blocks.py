@@ -11,7 +11,7 @@ LayerScale is folded into the layer before it, so that the output of that layer 
 recorded, the weights of a norm are folded into the layer after it: their gradients then come from the gradient of the
 matrix instead of from every token. The results are equal up to rounding.
 
-K tiles, N tokens (CLS, registers, patches), H heads, d head size, D width, h hidden size of the MLP.
+K tiles, N tokens (CLS, registers, patches), H heads, d head size, D width, M hidden size of the MLP.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ def _run_mlp_half(block: Any, x_KND: Tensor) -> Tensor:
         out_KND = mlp(block.norm2(x_KND)) if gamma is None else gamma * mlp(block.norm2(x_KND))
     else:
         if _can_fold_norm(block.norm2, x_KND):
-            hidden_KNh = _compute_mlp_hidden(mlp, x_KND, partial(_apply_norm_and_linear, block.norm2))
+            hidden_KNM = _compute_mlp_hidden(mlp, x_KND, partial(_apply_norm_and_linear, block.norm2))
         else:
-            hidden_KNh = _compute_mlp_hidden(mlp, block.norm2(x_KND))
-        out_KND = mlp.drop2(_apply_layer_scale(mlp.fc2, gamma, hidden_KNh, fold=True))
+            hidden_KNM = _compute_mlp_hidden(mlp, block.norm2(x_KND))
+        out_KND = mlp.drop2(_apply_layer_scale(mlp.fc2, gamma, hidden_KNM, fold=True))
     return x_KND + block.drop_path2(out_KND)
 
 
@@ -175,13 +175,13 @@ def _compute_mlp_hidden(mlp: Any, x_KND: Tensor, apply: Callable[[Any, Tensor], 
     """Compute the input of the last layer of timm's Mlp, GluMlp or SwiGLU."""
     if type(mlp) is GluMlp:
         first, second = _split_packed_output(mlp.fc1, x_KND, apply)
-        hidden_KNh = first * mlp.act(second) if mlp.gate_last else mlp.act(first) * second
+        hidden_KNM = first * mlp.act(second) if mlp.gate_last else mlp.act(first) * second
     elif type(mlp) is SwiGLU:
-        hidden_KNh = mlp.act(apply(mlp.fc1_g, x_KND)) * apply(mlp.fc1_x, x_KND)
+        hidden_KNM = mlp.act(apply(mlp.fc1_g, x_KND)) * apply(mlp.fc1_x, x_KND)
     else:
-        hidden_KNh = mlp.act(apply(mlp.fc1, x_KND))
-    normed_KNh: Tensor = mlp.norm(mlp.drop1(hidden_KNh))
-    return normed_KNh
+        hidden_KNM = mlp.act(apply(mlp.fc1, x_KND))
+    normed_KNM: Tensor = mlp.norm(mlp.drop1(hidden_KNM))
+    return normed_KNM
 
 
 def _split_packed_output(layer: Any, x_KND: Tensor, apply: Callable[[Any, Tensor], Any]) -> tuple[Tensor, Tensor]:
