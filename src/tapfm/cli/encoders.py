@@ -25,7 +25,7 @@ _ACCESS_DETAILS = {"none": "open", "terms": "accept the terms", "manual": "reque
 _PUBLISHED = {
     True: "matches the published file",
     False: "does NOT match the published file",
-    None: "there is no published SHA-256",
+    None: "the published SHA-256 is not known",
 }
 
 
