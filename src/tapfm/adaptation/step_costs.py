@@ -214,7 +214,7 @@ def compute_resident_bytes(inputs: PlannerInput, storage: OptimiserStorage) -> d
 
 
 def _gradient_bytes(inputs: PlannerInput, size: int) -> float:
-    """Return the bytes of one parameter's gradient."""
+    """Return the bytes of the gradient of one weight, for chunks of `size` tiles."""
     return 2.0 if inputs.low_precision and not needs_float32_gradients(inputs, size) else 4.0
 
 

@@ -81,7 +81,7 @@ class VitEncoder(nn.Module):
         return EncodedTiles(z_KD.to(at_least_float32(z_KD)), r_K)
 
     def compile_blocks(self, enabled: bool = True) -> None:
-        """Compile the blocks, for any number of tiles; all blocks except the last share the compiled code."""
+        """Compile the blocks, for any number of tiles. All except the last share code if they recompute the same."""
         self._compiled = enabled
         if enabled:
             _set_compile_cache()

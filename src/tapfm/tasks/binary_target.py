@@ -206,7 +206,7 @@ class BinaryTarget:
     def compute_analytic_interval(
         self, metric: str, truth: Flags, logits: Floats, *, unit: str, clustered: bool
     ) -> Estimate | None:
-        """Return the AUC with DeLong's confidence interval, which assumes independent units."""
+        """Return the AUC with DeLong's confidence interval; without it, but with the reason, if units are clustered."""
         if metric != "auc":
             return None
         if clustered:

@@ -32,7 +32,9 @@ class CompareOptions:
     ]
     _: KW_ONLY
     out: Annotated[Path, Option("Output folder for the tables and the plot.", metavar="DIR")]
-    unit: Annotated[str, Option("Unit of the metrics: slide, or patient (mean over the patient's slides).")] = "slide"
+    unit: Annotated[
+        str, Option("Unit of the metrics: slide, or patient (mean probability of the patient's slides).")
+    ] = "slide"
     against: Annotated[
         str | None, Option("Compare all models with this one only.", metavar="NAME", show_default="all pairs")
     ] = None

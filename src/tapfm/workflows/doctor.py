@@ -161,7 +161,9 @@ def _hub_findings(*, offline: bool) -> list[Finding]:
     gated = [card for card in load_encoder_cards().values() if card.gate != "none"]
     token = get_token()
     if token is None:
-        advice = "Run: hf auth login. Then accept the licence on the encoder's page: tapfm encoders NAME"
+        advice = (
+            "Run: hf auth login. Then request access on the encoder's page; tapfm encoders NAME prints its address."
+        )
         found = f"no token; the {len(gated)} gated encoders cannot be downloaded"
         return [Finding(_TOKEN, "note", found, advice)]
     if offline:
@@ -192,7 +194,7 @@ def _hub_findings(*, offline: bool) -> list[Finding]:
     if names := [name for name, granted in access.items() if granted is True]:
         findings.append(Finding("gated encoders, access", "ok", ", ".join(names)))
     if names := [name for name, granted in access.items() if granted is False]:
-        advice = "Accept the licence on the encoder's page: tapfm encoders NAME"
+        advice = "Request access on the encoder's page; tapfm encoders NAME prints its address."
         findings.append(Finding("gated encoders, no access", "note", ", ".join(names), advice))
     if names := [name for name, granted in access.items() if granted is None]:
         findings.append(Finding("gated encoders, unknown", "note", ", ".join(names), "Try again later."))

@@ -52,7 +52,7 @@ class EvaluateOptions:
     unit: Annotated[
         str | None,
         Option(
-            "Unit of the metrics: slide, or patient (mean over the patient's slides).",
+            "Unit of the metrics: slide, or patient (mean probability of the patient's slides).",
             show_default="as in training; slide for an export",
         ),
     ] = None

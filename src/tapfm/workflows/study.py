@@ -66,14 +66,14 @@ class StudyOptions:
     ] = None
     target: Annotated[
         tuple[str, ...],
-        Option("With --preset: label column to predict. Repeatable.", metavar="NAME", show_default="as in the paper"),
+        Option("With --preset: label column to predict. Repeatable.", metavar="NAME", show_default="as in the preset"),
     ] = ()
     encoder: Annotated[
         tuple[str, ...],
         Option(
             "With --preset: encoder to compare, from `tapfm encoders`. Repeatable.",
             metavar="NAME",
-            show_default="as in the paper",
+            show_default="as in the preset",
         ),
     ] = ()
     seed: Annotated[

@@ -45,7 +45,7 @@ class TrainOptions:
     unit: Annotated[
         str | None,
         Option(
-            "Unit of the AUC: slide, or patient (mean over the patient's slides).",
+            "Unit of the AUC: slide, or patient (mean probability of the patient's slides).",
             show_default="as in RUN.toml, else slide",
         ),
     ] = None
