@@ -63,7 +63,8 @@ def generate_configuration_page() -> str:
         ["## STUDY.toml"],
         format_paragraph(
             "`tapfm study --preset NAME --write study.toml` writes a file to start from. A study runs every "
-            "combination of the listed values."
+            "combination of the listed values; `aggregators` are used with the methods fixed and finetune, "
+            "`tapfm_aggregators` with tapfm."
         ),
         *_section_blocks(StudyConfig, {}, prefix="STUDY.toml: "),
         ["### Presets"],

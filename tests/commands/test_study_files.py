@@ -1,6 +1,7 @@
 """Files that a study writes, from fake results."""
 
 import csv
+import re
 
 import pytest
 from study_results import make_results, make_study
@@ -57,7 +58,8 @@ def test_figures_have_files_and_notes_are_plain_text(folder):
     assert all((folder / name).read_bytes().startswith(b"\x89PNG") for name in figures)
     texts = [block.text for block in blocks if isinstance(block, Paragraph)]
     assert texts == [texts[0], *NOTES]
-    assert texts[0].startswith("2 of 2 runs finished: tapfm-pocket × finetune, tapfm × abmil, cls-attention × seed 0")
+    assert texts[0].startswith("2 of 2 runs")
+    assert {"tapfm-pocket", "finetune", "tapfm", "abmil", "cls-attention"} <= set(re.findall(r"[\w-]+", texts[0]))
 
 
 def test_failed_steps_are_listed_with_their_command(folder):

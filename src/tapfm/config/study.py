@@ -60,7 +60,7 @@ class Variant(SettingsModel):
 
 
 class StudyConfig(SettingsModel):
-    """A study: all combinations of encoders, methods, aggregators, variants, folds and seeds."""
+    """A study: runs of all encoders and methods, with the aggregators of each method, variants, folds and seeds."""
 
     name: str = setting("name of the study; the title above its result tables")
     report: ReportKind = setting(

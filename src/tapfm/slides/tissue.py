@@ -47,8 +47,8 @@ def detect_padding(pixels: Pixels) -> Mask:
 def detect_tissue(pixels: Pixels, mpp: float, method: str = "otsu", unscanned: Colour | None = None) -> Mask:
     """Return a tissue mask of an image of `mpp` microns per pixel.
 
-    method: one of TISSUE_METHODS. unscanned: colour of areas that were not scanned; pixels of exactly this colour are
-    not tissue and are not used to estimate the threshold.
+    method: one of TISSUE_METHODS. unscanned: colour of areas that were not scanned. Pixels of exactly this colour
+    are not used to estimate the threshold, and are tissue only in gaps that are closed and small holes that are filled.
     """
     if method not in TISSUE_METHODS:
         raise UnknownNameError.with_suggestions("tissue method", method, TISSUE_METHODS, see=", ".join(TISSUE_METHODS))

@@ -1,4 +1,4 @@
-"""Presets of `tapfm study`: the comparisons of the paper, and small versions of them for synthetic slides."""
+"""Presets of `tapfm study`: comparisons of the paper, further ones, and small versions for synthetic slides."""
 
 from __future__ import annotations
 

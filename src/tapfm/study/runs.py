@@ -1,4 +1,7 @@
-"""Runs of a study: every combination of encoder, method, aggregator, variant, fold and seed in STUDY.toml."""
+"""Runs of a study: one for each encoder, method, aggregator of that method, variant, fold and seed.
+
+If each target has its own model, there is one for each target, too.
+"""
 
 from __future__ import annotations
 

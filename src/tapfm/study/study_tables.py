@@ -5,7 +5,7 @@ The same runs always give byte-identical files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -114,20 +114,27 @@ def _overview(results: StudyResults) -> list[Block]:
     """Return the number of finished runs, the notes of the study, its main settings and the sizes of its splits."""
     study = results.study
     finished = sum(len(each.histories) for each in results.models)
-    summary = f"{finished} of {format_count(len(list_runs(study)), 'run')} finished: {_describe_runs(study)}."
+    total = format_count(len(list_runs(study)), "run")
+    summary = f"{finished} of {total} finished. Compared: {_describe_settings(study)}."
     tables = [_settings_table(study, results.folder), _split_sizes_table(results)]
     return [*map(Paragraph, [summary, *study.notes]), *(table for table in tables if table.rows)]
 
 
-def _describe_runs(study: StudyConfig) -> str:
-    """Return the combinations of a study, such as "uni × fixed, tapfm × abmil, cls-attention × seed 0; EGFR"."""
+def _describe_settings(study: StudyConfig) -> str:
+    """Return what a study compares, such as "encoder uni; methods fixed, tapfm; aggregator abmil; 2 seeds"."""
     aggregators = [*(study.aggregators if set(study.methods) - {"tapfm"} else [])]
     aggregators += study.tapfm_aggregators if "tapfm" in study.methods else []
-    combined: list[Iterable[str]] = [study.encoders, study.methods, dict.fromkeys(aggregators)]
-    combined += [[each.name for each in study.variants]] if study.variants else []
-    combined += [[format_count(len(study.folds), "fold")]] if study.folds else []
-    combined += [[f"seed {study.seeds[0]}" if len(study.seeds) == 1 else f"{len(study.seeds)} seeds"]]
-    return " × ".join(map(", ".join, combined)) + f"; {', '.join(study.targets)}"
+    listed: dict[str, Sequence[str]] = {
+        "encoder": study.encoders,
+        "method": study.methods,
+        "aggregator": list(dict.fromkeys(aggregators)),
+        "variant": [each.name for each in study.variants],
+        "target": study.targets,
+    }
+    parts = [f"{noun}{'s'[: len(values) > 1]} {', '.join(values)}" for noun, values in listed.items() if values]
+    parts += [format_count(len(study.folds), "fold")] if study.folds else []
+    parts += [f"seed {study.seeds[0]}" if len(study.seeds) == 1 else f"{len(study.seeds)} seeds"]
+    return "; ".join(parts)
 
 
 def _settings_table(study: StudyConfig, folder: StudyFolder) -> Table:
