@@ -265,7 +265,7 @@ def main() -> None:
     device_name = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
     cores = f"{os.cpu_count()} cores, {arguments.workers} workers"
     print(
-        f"tapfm {tapfm.__version__}, torch {torch.__version__}, {device_name}, {cores}; {arguments.encoder} in "
+        f"tapfm {tapfm.__version__}, torch {torch.__version__}, {device_name}, {cores}; {arguments.encoder}, precision "
         f"{arguments.precision}; {arguments.slides} x a slide of {size}\n"
     )
     print_table(rows)

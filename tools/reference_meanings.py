@@ -397,7 +397,7 @@ FORMATS: dict[str, list[Format]] = {
         Format(
             "evaluated/evaluation.json",
             "evaluation.json",
-            "The evaluated model and its data.",
+            "The evaluated model, the slides it was evaluated on, and the settings.",
             {
                 "model": "model folder given on the command line",
                 "kind": "`run`, `export`, `ensemble of folds` or `ensemble of seeds`",
