@@ -6,7 +6,7 @@ K tiles, D feature size, C targets. The score of tile i for target c is
 
 and a_c = softmax over tiles of s_c, Z_c = sum_i a_ci z_i, logit_c = <W_c, Z_c> + b_c.
 
-So a_ci is proportional to exp(minmax(r)_i / tau), the weight of the tile in eq. 2, times a trained factor,
+So a_ci is proportional to exp(minmax(r)_i / tau), the weight a_i of the tile in eq. 2, times a trained factor,
 exp(gate_ci). This has three consequences:
 
 - w is initialised to 0, so training starts as `cls-attention`, with the same logits and the same encoder gradient.

@@ -81,7 +81,7 @@ def _iterate_polygons(node: Any, bounds: Box) -> Iterator[list[Ring]]:
 
 
 def _parse_ring(points: Any) -> Ring:
-    """Return the points of a ring; raise ValueError unless it has at least three finite points."""
+    """Return the points of a ring; raise ValueError if there are fewer than three, or if one is not finite."""
     ring = np.array([point[:2] for point in points], float)
     if len(ring) < 3 or not np.isfinite(ring).all():
         raise ValueError("a ring has fewer than three points, or a coordinate that is not a finite number")

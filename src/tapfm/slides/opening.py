@@ -96,7 +96,8 @@ def _read_series_uid(file: Path) -> bytes | None:
 def open_strict_reader(slide: Slide) -> Iterator[Slide]:
     """Open a reader that raises an error for damaged pixels.
 
-    TiffSlide ignores damage that libjpeg only reports as a warning, so its files are read with OpenSlide here.
+    TiffSlide ignores damage that libjpeg only reports as a warning, so its files are read with OpenSlide here. Yields
+    `slide` itself if OpenSlide does not support the file.
     """
     try:
         strict = OpenSlideSlide(slide.metadata.path) if slide.metadata.reader == "tiff" else None

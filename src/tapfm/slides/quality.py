@@ -54,7 +54,7 @@ def _sharpness(tiles: Pixels) -> NDArray[np.float64]:
 
 
 def _mean_squared_difference(planes: NDArray[np.float32], distance_px: int) -> NDArray[np.float64]:
-    """Return the mean squared vertical plus horizontal difference at a distance of `distance_px`, for each plane."""
+    """Return, for each plane, the mean squared vertical plus the mean squared horizontal difference at a distance."""
     vertical = planes[:, distance_px:] - planes[:, :-distance_px]
     horizontal = planes[:, :, distance_px:] - planes[:, :, :-distance_px]
     # Squares of integers are summed exactly, so the result does not depend on the batch size.
