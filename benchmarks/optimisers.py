@@ -345,7 +345,7 @@ class AccuracyRow:
     spread: float
     tiny: float
     falling: float
-    resumed: bool
+    resumed_exactly: bool  # same bits as an uninterrupted run
 
 
 class GradientSequence:
@@ -421,7 +421,7 @@ def measure_accuracy(weights: Weights, device: torch.device, steps: int, names: 
             torch.manual_seed(0)
             change = run_case(build, case, device, dtype, steps)
             differences[case] = float((change - exact[case]).norm() / exact[case].norm())
-        rows.append(AccuracyRow(weights, name, **differences, resumed=is_resumed_exactly(build, device, dtype)))
+        rows.append(AccuracyRow(weights, name, **differences, resumed_exactly=is_resumed_exactly(build, device, dtype)))
     return rows
 
 
@@ -452,7 +452,7 @@ def accuracy_table(rows: list[AccuracyRow]) -> str:
     ]
     lines += [
         f"| {row.weights} | {row.optimiser} | {row.even:.1e} | {row.spread:.1e} | {row.tiny:.1e} | {row.falling:.1e} | "
-        f"{'same bits' if row.resumed else 'differs'} |"
+        f"{'same bits' if row.resumed_exactly else 'differs'} |"
         for row in rows
     ]
     return "\n".join(lines)

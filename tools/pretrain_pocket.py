@@ -214,7 +214,7 @@ class PrototypeHead(nn.Module):
         self.prototypes = nn.Parameter(torch.randn(count, bottleneck))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return cosine similarities in float32, because they are divided by temperatures of a few percent."""
+        """Return cosine similarities in float32, because they are divided by small temperatures (0.04 to 0.1)."""
         x = self.mlp(x)
         with torch.autocast(x.device.type, enabled=False):
             return F.linear(F.normalize(x.float(), dim=-1), F.normalize(self.prototypes, dim=-1))

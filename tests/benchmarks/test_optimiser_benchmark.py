@@ -40,5 +40,5 @@ def test_optimisers_are_timed_and_compared_with_float64(tmp_path):
     assert 12 <= state["torch, fused"] <= state["tapfm, float32"] < 12.5
     assert 6 < state["tapfm, int8"] < 6.5
     for row in results["accuracy"]:
-        assert row["resumed"]
+        assert row["resumed_exactly"]
         assert row["even"] < (0.1 if "int8" in row["optimiser"] else 1e-3)

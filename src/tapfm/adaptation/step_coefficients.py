@@ -43,8 +43,8 @@ class Coefficients:
     margin_bytes: float = 0.25 * 2**30
 
 
-# The values of saved activations are counts of what autograd saves; tests/adaptation/test_planner.py counts them for
-# EAGER. `backward`, `adapters_backward` and `overhead_bytes` are fitted with `python benchmarks/planning.py --fit`. In
+# The values of saved activations in EAGER are counts of what autograd saves; tests/adaptation/test_planner.py counts
+# them. `backward`, `adapters_backward` and `overhead_bytes` are fitted with `python benchmarks/planning.py --fit`. In
 # COMPILED, all values of adapters are set by hand, from one step on an H200 and from blocks on a CPU.
 EAGER = Coefficients(
     saved_at_nothing=8,

@@ -84,14 +84,14 @@ def run_training(
         if plan is not None and learner.model.encoder is not None:
             for line in describe_plan(plan, EncoderShape.from_encoder(learner.model.encoder)):
                 console.print(f"  {line}", markup=False, soft_wrap=True)
-        if progress.finished:
-            console.print("Training is already finished. Only the predictions are completed and written.")
-        elif progress.step:
-            slides = format_count(progress.step, "training slide")
-            console.print(f"Resuming in epoch {progress.epoch + 1}, after {slides}.")
         training, validation, test = (
             list_labelled_slides(data.slides_in(split)) for split in (TRAIN, VALIDATION, TEST)
         )
+        if progress.finished:
+            console.print("Training is already finished. Only the predictions are completed and written.")
+        elif progress.step:
+            slides = format_count(len(training), "training slide")
+            console.print(f"Resuming in epoch {progress.epoch + 1}, after {progress.position:,} of {slides}.")
         try:
             if not progress.finished:
                 bags = _make_bags(config, data, learner, workers)
