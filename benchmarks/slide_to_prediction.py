@@ -5,9 +5,10 @@
     python benchmarks/slide_to_prediction.py --encoder tapfm-pocket --tiles 300 --workers 2
 
 The slide has many copies of one synthetic 40x section (as from `tapfm synth`) on glass. It is a pyramid of JPEG tiles
-of 512 px. A tile has 448 px at level 0 and is resized to the encoder's input size. Weights are random: the time does
-not depend on them. The slide and an export folder are written once. Then the prediction runs twice in this process,
-into new folders: `first` includes memory allocation and compilation, `again` is the time of each further slide.
+of 512 px. A tile has 449 px at level 0 (0.2495 um per pixel) and is resized to the encoder's input size. Weights are
+random: the time does not depend on them. The slide and an export folder are written once. Then the prediction runs
+twice in this process, into new folders: `first` includes memory allocation and compilation, `again` is the time of each
+further slide.
 --whole-command also times `tapfm predict` as a new process, including imports and loading.
 
 The stages are: `tiling` detects tissue and extracts tiles. `loading` computes digests of the weights and waits until

@@ -107,7 +107,7 @@ def test_gated_encoders_are_grouped_by_access(tmp_path):
     assert findings["gated encoders, access"]["found"] == "uni2-h"
     assert findings["gated encoders, unknown"]["found"] == "virchow2"
     assert {"uni", "h-optimus-1", "virchow"} <= set(findings["gated encoders, no access"]["found"].split(", "))
-    assert "Accept the licence" in findings["gated encoders, no access"]["advice"]
+    assert "tapfm encoders" in findings["gated encoders, no access"]["advice"]
 
 
 def test_unreachable_hub_is_noted(tmp_path):

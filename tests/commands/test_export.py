@@ -348,6 +348,17 @@ def test_run_with_missing_files_is_an_error(runs, tmp_path):
     assert tapfm("export", run, "--out", tmp_path / "out").returncode == 2
 
 
+def test_damaged_last_checkpoint_is_an_error_before_anything_is_written(runs, tmp_path):
+    run = shutil.copytree(runs["full"], tmp_path / "run")
+    last = run / "checkpoints" / "last.safetensors"
+    os.truncate(last, last.stat().st_size // 2)
+    result = tapfm("export", run, "--out", tmp_path / "out")
+    assert (result.returncode, "last.safetensors" in result.output) == (2, True)
+    assert not (tmp_path / "out").exists()
+    last.unlink()
+    assert tapfm("export", run, "--out", tmp_path / "out").returncode == 0
+
+
 def test_best_epoch_of_an_unfinished_run_is_exported(workspace, train, tmp_path):
     best, finished = workspace / "runs" / "stopped" / "checkpoints" / "best.safetensors", threading.Event()
 

@@ -90,7 +90,7 @@ AGGREGATORS: dict[str, AggregatorCard] = {
         ),
         AggregatorCard(
             name="cls-gated",
-            summary="our own: the tile weights of cls-attention times a trained factor per target",
+            summary="our own: the tile weights of cls-attention times a trained factor per tile and target",
             implementation=("tapfm.aggregators.cls_gated", "ClsGated"),
             uses_raw_attention=True,
             options={

@@ -1,4 +1,4 @@
-"""Our own aggregator: the tile weights of `cls-attention`, multiplied by a trained factor for each target.
+"""Our own aggregator: the tile weights of `cls-attention`, multiplied by a trained factor for each tile and target.
 
 K tiles, D feature size, C targets. The score of tile i for target c is
 

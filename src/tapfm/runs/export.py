@@ -75,11 +75,12 @@ def export_run(
     _check_out_is_not_base_weights(run_folder, out)
     if not force:
         _check_out_is_not_export_of_other_run(run_folder, out)
+    unfinished = run_folder.last_checkpoint.exists() and not run_folder.is_training_finished()
     with lock_folder(out, "tapfm export"):
         remove_unfinished_files(out)
         _write_export(saved, run_folder, out)
         _check_written_export(saved, out)
-    if run_folder.last_checkpoint.exists() and not run_folder.is_training_finished():
+    if unfinished:
         done = run_folder.count_epochs()
         console.print(f"The run is not finished. Exporting the best of {done:,} epoch{'s' * (done > 1)} so far.")
     parts = "encoder (timm), aggregator" if saved.model.encoder is not None else "aggregator"
