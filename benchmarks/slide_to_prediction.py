@@ -13,9 +13,9 @@ further slide.
 
 The stages are: `tiling` detects tissue and extracts tiles. `loading` computes digests of the weights and waits until
 they are loaded; loading starts during tiling. `encoding` reads and encodes all tiles. `predicting` runs the aggregator
-and writes the slide's files. `waiting` is the part of `encoding` in which the loop waits for tiles. `GPU busy` is the time of
-the GPU in encoding, measured with CUDA events, as a fraction of the time from the slide file to the prediction without
-loading, and as a fraction of `encoding`. Prints Markdown; --json saves the values.
+and writes the slide's files. `waiting` is the part of `encoding` in which the loop waits for tiles. `GPU busy` is the
+time of the GPU in encoding, measured with CUDA events, as a fraction of the time from the slide file to the prediction
+without loading, and as a fraction of `encoding`. Prints Markdown; --json saves the values.
 """
 
 from __future__ import annotations
