@@ -268,7 +268,7 @@ def test_folder_with_other_files_is_rejected(run, tmp_path):
         (("--unit", "tile"), "--unit must be slide or patient"),
         (("--sensitivity", 0), "--sensitivity must be above 0"),
         (("--resamples", 0), "--resamples"),
-        (("--split", "tset"), "'tset' is not a split"),
+        (("--split", "tset"), "train, val, test, all"),
         (("--by", "scaner"), "no column named 'scaner'"),
         (("--features", "features"), "adapted encoder"),
         (("--device", "abacus"), "not a device"),
@@ -288,9 +288,13 @@ def test_folder_without_a_model_is_rejected(tmp_path):
     assert "no config.toml, tapfm.json or ensemble.json" in result.output
 
 
-def test_run_without_a_finished_epoch_is_rejected(run, tmp_path):
+def test_run_without_the_best_checkpoint_is_rejected(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     (tmp_path / "run" / "checkpoints" / "best.safetensors").unlink()
+    result = evaluate(tmp_path / "run", tmp_path / "evaluation")
+    assert result.returncode == 2
+    assert "best.safetensors is missing" in result.output
+    (tmp_path / "run" / "checkpoints" / "last.safetensors").unlink()
     result = evaluate(tmp_path / "run", tmp_path / "evaluation")
     assert result.returncode == 2
     assert "--resume" in result.output

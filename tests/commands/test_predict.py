@@ -589,7 +589,7 @@ def test_existing_predictions_are_not_overwritten(run, train, workspace, cohort_
     assert "--resume" in again.output
     other = predict(train("another", "seed=2"), cohort_predictions.path, *arguments, "--resume")
     assert other.returncode == 2
-    assert "members" in other.output
+    assert "another model" in other.output
     assert "--out" in other.output
 
 

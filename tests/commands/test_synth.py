@@ -49,9 +49,7 @@ def test_output_is_a_table_and_next_commands(cohort_run):
         ["development", "val", "1"],
         ["development", "test", "1"],
     ]
-    assert (
-        f"Next: tapfm inspect {folder}/cohort.csv; tapfm tile {folder}/cohort.csv --out {folder}/tiles" in result.stdout
-    )
+    assert f"Next: tapfm inspect {folder}/cohort.csv; tapfm tile {folder}/cohort.csv --out tiles" in result.stdout
     assert (folder / "contact-sheet.jpg").stat().st_size > 10_000
     assert "no patient data" in (folder / "README.md").read_text()
 

@@ -112,6 +112,7 @@ def test_only_with_other_settings_marks_the_others_as_not_tiled(tmp_path):
     (out / "summary.csv").unlink()
     result = tapfm("tile", cohort, "--out", out, "--only", "case-1", "--size", 112)
     assert "Tiled 1 of 3 slides" in result.stdout
+    assert "Replacing the tiles of 1 slide" in result.stderr
     rows = {row["slide_id"]: row for row in read_rows(out / "summary.csv")}
     assert [rows[f"case-{i}"]["status"] for i in range(3)] == ["not tiled", "ok", "not tiled"]
     again = tapfm("tile", cohort, "--out", out, "--only", "case-1")

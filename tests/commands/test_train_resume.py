@@ -105,6 +105,7 @@ def test_resume_with_different_settings_lists_the_differences(first, workspace, 
     assert result.returncode == 2
     assert difference in result.output
     assert "adaptation.tau" not in result.output
+    assert f"--out {first} --resume" in result.output
 
 
 def test_machine_settings_may_change_on_resume(first, workspace):
@@ -141,6 +142,7 @@ def test_resume_with_different_tiles_is_rejected(workspace_copy):
     result = run_train(workspace_copy, "--resume")
     assert result.returncode == 2
     assert "case-03: its tiles or features have changed" in result.output
+    assert "--resume" not in result.output, "the same command would fail again"
 
 
 def test_checkpoint_of_another_run_is_rejected(workspace_copy):

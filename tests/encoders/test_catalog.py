@@ -124,6 +124,14 @@ def test_card_of_a_timm_vit():
     assert find_encoder_card("timm:vit_small_patch16_dinov3").prefix_tokens == 5
 
 
+def test_suggested_timm_models_are_supported():
+    with pytest.raises(UnknownNameError, match="vit_smal") as caught:
+        find_encoder_card("timm:vit_smal")
+    suggested = re.findall(r"timm:[\w.]+", caught.value.hint)
+    assert suggested
+    assert all(find_encoder_card(name) for name in suggested)
+
+
 def test_timm_models_other_than_vits_are_an_error():
     for name in ("resnet18", "swin_tiny_patch4_window7_224", "xcit_nano_12_p8_224", "vit_small_patch16_18x2_224"):
         with pytest.raises(UnsupportedEncoderError, match=name):

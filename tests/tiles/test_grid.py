@@ -79,6 +79,6 @@ def test_mask_coverage_is_exact(data):
 
 def test_all_invalid_settings_are_reported_together():
     with pytest.raises(SettingError) as error:
-        TileSpec(tile_px=3, mpp=0.0, overlap_px=5, min_tissue=0.0, tissue="magic")
-    for name in ("size is 3", "mpp is 0", "overlap is 5", "min-tissue is 0", "tissue is 'magic'", "otsu, darkness"):
+        TileSpec(tile_px=3, mpp=0.0, overlap_px=-5, min_tissue=0.0, tissue="magic")
+    for name in ("size is 3", "mpp is 0", "overlap is -5", "min-tissue is 0", "tissue is 'magic'", "otsu, darkness"):
         assert name in str(error.value)

@@ -320,7 +320,7 @@ class _TrainingLoop:
         progress.stopped_early = bool(self.settings.patience) and epochs_since_best >= self.settings.patience
         progress.finished = progress.epoch >= self.settings.epochs or progress.stopped_early
         self.save_last()
-        self.listener.on_epoch_end(row, best=best)
+        self.listener.on_epoch_end(row, best=best and progress.selected_by != "last")
         _return_freed_memory()
 
     def save_last(self) -> None:

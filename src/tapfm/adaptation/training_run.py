@@ -242,8 +242,9 @@ def _print_start(config: RunConfig, data: RunData, device: torch.device, learner
     dtype = learner.optimiser_settings.weights_dtype or learner.model.compute_dtype or torch.float32
     precision = str(dtype).removeprefix("torch.")
     lines = [
-        f"{', '.join(data.targets)} from {counts} slides; {config.adaptation.method} with {config.aggregator.name}, "
-        f"{config.encoder.name}; {trainable / 1e6:,.2f} M trainable parameters on {device} in {precision}."
+        f"Target{'s'[: len(data.targets) > 1]} {', '.join(data.targets)}: {counts} slides. Method "
+        f"{config.adaptation.method}, encoder {config.encoder.name}, aggregator {config.aggregator.name}; "
+        f"{trainable:,} trainable parameters on {device} in {precision}."
     ]
     if data.slides_without_label:
         count = format_count(len(data.slides_without_label), "slide")
@@ -298,4 +299,8 @@ def _print_best_epoch(progress: RunProgress, config: RunConfig, console: Console
     early = ""
     if progress.stopped_early:
         early = f" (early stopping: no better epoch in {format_count(config.selection.patience, 'epoch')})"
-    console.print(f"Best epoch: {(progress.best_epoch or 0) + 1} of {len(progress.history)}{early}.", markup=False)
+    epoch = f"{(progress.best_epoch or 0) + 1} of {len(progress.history)}"
+    if progress.selected_by == "last":
+        console.print(f"Selected epoch: {epoch}, the last one, because there are no validation slides.", markup=False)
+    else:
+        console.print(f"Best epoch: {epoch}{early}.", markup=False)

@@ -47,7 +47,10 @@ def plan(
 
     \b
     Columns:
+      strategy      one-pass (all tiles at once), hybrid or chunked (in chunks)
       graphs kept   chunks that need not be encoded again for the backward pass
+      recomputed    activations that are computed again instead of stored:
+                    nothing, pointwise (norms, activation functions), mlp, block
       peak GiB      predicted peak memory; 5% and 0.25 GiB are left free
       passes        work per tile, in forward passes of the encoder
       time          estimated time of a step, relative to the minimum
@@ -121,7 +124,9 @@ def _describe_work(plan: StepPlan, shape: EncoderShape) -> str:
 
     minimum = minimum_passes(shape)
     overhead = plan.cost - plan.passes
-    slower = f"; small chunks and copies add the time of {overhead:.1f} passes" if overhead >= 0.1 * plan.passes else ""
+    slower = (
+        f"; kernel launches and copies add the time of {overhead:.1f} passes" if overhead >= 0.1 * plan.passes else ""
+    )
     ratio = f"{plan.passes / minimum:.2f} times the minimum of {minimum:.1f}"
     return f"{plan.passes:.1f} forward passes per tile, {ratio}{slower}"
 

@@ -53,7 +53,7 @@ def _print_cohort(cohort: workflow.SyntheticCohort, console: Console) -> None:
     folder = cohort.folder
     print_line(console, f"Thumbnails: {folder / CONTACT_SHEET}. Description of the files: {folder / README}")
     slides = folder / COHORT_TABLES["development"]
-    inspect, tile = format_command("inspect", slides), format_command("tile", slides, "--out", folder / "tiles")
+    inspect, tile = format_command("inspect", slides), format_command("tile", slides, "--out", "tiles")
     print_line(console, f"Next: {inspect}; {tile}")
 
 

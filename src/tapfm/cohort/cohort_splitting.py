@@ -128,7 +128,9 @@ def _check_files(source: Path, out: Path, *, force: bool) -> None:
         same = source.exists() and out.samefile(source)
         raise InputError(
             f"{out} {'is the cohort table itself' if same else 'already exists'}.",
-            hint="Choose another name with --out, or overwrite the file with --force.",
+            hint="Choose another name with --out. --force would replace your cohort table."
+            if same
+            else "Choose another name with --out, or overwrite the file with --force.",
         )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tapfm.cohort.cohort_table import Cohort, SlideRow
-from tapfm.errors import CohortError, SettingError
+from tapfm.errors import CohortError, InputError, SettingError
 from tapfm.runtime.seeding import make_rng
 
 TRAIN, VALIDATION, TEST = "train", "val", "test"
@@ -38,6 +38,17 @@ def parse_split(text: str) -> str:
             return name
     understood = "; ".join(", ".join(spellings) for spellings in _SPELLINGS.values())
     raise CohortError(f"'{text}' is not a split.", hint=f"Use one of: {understood}.")
+
+
+def parse_split_option(text: str, *, allow_all: bool = False) -> str:
+    """Return the split that was passed to --split: train, val, test or, if allowed, all."""
+    if allow_all and text.strip().lower() == ALL:
+        return ALL
+    try:
+        return parse_split(text)
+    except CohortError as error:
+        valid = format_names([*SPLITS, *([ALL] if allow_all else [])])
+        raise InputError(f"--split is '{text}', which is not a split.", hint=f"Use one of: {valid}.") from error
 
 
 def read_splits(cohort: Cohort, fold: int | None = None) -> dict[str, str]:

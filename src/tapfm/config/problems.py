@@ -33,6 +33,8 @@ def describe_invalid_values(error: ValidationError, settings: Sequence[SettingPa
             message = f"unknown setting{suggest_setting(path, settings)}"
         elif each["type"] == "missing" and len(each["loc"]) <= 2:
             message = "is not set"
+        elif each["type"] in ("list_type", "tuple_type"):
+            message, values[name] = 'must be a list, such as ["A", "B"] or [1, 2]', f"; got {each['input']!r}"
         elif each["type"] == "json_invalid":
             name, message = "a path or name", "is not valid UTF-8 and cannot be written to a file"
         else:

@@ -17,9 +17,9 @@ def build_timm_card(name: str) -> EncoderCard:
     if not is_model(architecture):
         raise UnknownNameError.with_suggestions(
             "timm architecture",
-            name,
-            timm.list_models("*vit*"),
-            see="python -c 'import timm; print(timm.list_models())'",
+            TIMM_PREFIX + name,
+            [TIMM_PREFIX + each for each in timm.list_models("vit_*", exclude_filters="*relpos*")],
+            see="python -c 'import timm; print(timm.list_models(\"vit_*\"))'",
         )
     tags = timm.list_pretrained(f"{architecture}.*")
     if tag and name not in tags:

@@ -232,7 +232,9 @@ def _read_checkpoint(file: Path) -> Mapping[str, Any]:
         ) from error
     except (SafetensorError, RuntimeError, EOFError, LookupError, ValueError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise WeightsError(f"{file} cannot be read as weights: {reason}", hint="Download the file again.") from error
+        raise WeightsError(
+            f"{file} cannot be read as weights: {reason}", hint="Download, copy or export it again."
+        ) from error
     if not isinstance(loaded, Mapping):
         raise WeightsMismatchError(
             f"{file} contains a {type(loaded).__name__}, not a dictionary of tensors.", hint="Save a state_dict()."

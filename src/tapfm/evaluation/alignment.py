@@ -134,7 +134,8 @@ def _nothing_in_common_error(units: Mapping[str, Sequence[Mapping[_UnitKey, Pred
         examples.append(f"{name}: " + (f"patient '{first[1]}' of cohort '{first[0]}'" if first else "no patients"))
     return InputError(
         "No patient is in all models.",
-        hint=f"Patients are matched by cohort and patient_id. The first patient of each model: {'; '.join(examples)}.",
+        hint=f"Patients are matched by cohort and patient_id. The first patient of each model: {'; '.join(examples)}. "
+        "Compare predictions of the same cohort table and split.",
     )
 
 

@@ -135,7 +135,7 @@ def _describe_evaluation(results: EvaluationResults) -> str:
     """Return text about the model, the slides and the confidence intervals."""
     about = results.about
     part = "all slides" if about["split"] in (None, ALL) else f"the split `{about['split']}`"
-    cohort = "its own cohort" if about["cohort"] == "own" else "another cohort"
+    cohort = "its own cohort" if about["cohort"] == "own" else "a cohort given with `--cohort`"
     count = f"{format_count(results.slide_count, 'slide')} of {format_count(results.patient_count, 'patient')}"
     return (
         f"The {about['kind']} `{about['model']}` was evaluated on {part} of {cohort} (`{about['table']}`): {count}, "

@@ -234,13 +234,19 @@ def _prepare_folder(folder: PredictionFolder, metadata: dict[str, Any], *, resum
                 "Or pass a new folder to --out.",
             )
         was, now = _select_shared_values(before), _select_shared_values(metadata)
+        if was["members"] != now["members"]:
+            raise RunError(
+                f"{path} contains predictions of another model or other weights: {before.get('model')} before, "
+                f"{metadata['model']} now.",
+                hint="Pass a new folder to --out.",
+            )
         if changed := [name for name in _SHARED_KEYS if was[name] != now[name]]:
             raise RunError(
-                f"{path} contains predictions of {before.get('model')} with different values:\n  "
+                f"{path} contains predictions of {before.get('model')} with other settings:\n  "
                 + "\n  ".join(
                     f"{name}: {json.dumps(was[name])} before, {json.dumps(now[name])} now" for name in changed
                 ),
-                hint="Pass a new folder to --out.",
+                hint="Pass the same options as before, or a new folder to --out.",
             )
     elif not folder.exists:
         check_no_other_files(path, hint="Pass a new folder to --out, such as predicted.")

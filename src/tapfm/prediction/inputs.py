@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from tapfm.cohort.cohort_table import TABLE_SUFFIXES, Cohort, read_cohort
-from tapfm.cohort.splits import parse_split
+from tapfm.cohort.splits import parse_split, parse_split_option
 from tapfm.encoders.catalog import find_encoder_card
 from tapfm.errors import CohortError, InputError, LabelError, TapfmError
 from tapfm.runs.data import RunSlide
@@ -84,7 +84,7 @@ def read_sources(
 
 def _select_split(cohort: Cohort, split: str, source: Path) -> Cohort:
     """Return the cohort with only the rows of one split."""
-    split = parse_split(split)
+    split = parse_split_option(split)
     selected = tuple(row for row in cohort.rows if row.split and parse_split(row.split) == split)
     if not selected:
         splits = sorted({row.split for row in cohort.rows if row.split})

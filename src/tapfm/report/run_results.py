@@ -81,7 +81,7 @@ def _read_evaluation(folder: ResultFolder, run: ReportedRun) -> SlideSetResults:
     predictions = read_predictions(folder.path / "predictions.csv")
     model = "" if folder.is_result_of(run.best_checkpoint_sha256) else Path(folder.model).name
     own_name = f"the cohort of {model}" if model else "the run's own cohort"
-    cohort = f"{own_name} ({table})" if own_cohort else "another cohort"
+    cohort = f"{own_name} ({table})" if own_cohort else f"the cohort table {table}"
     model_notes = [f"These are results of {folder.describe_model()}, not of the run {run.name}."] if model else []
     return SlideSetResults(
         title=f"{title}, by {model}" if model else title,

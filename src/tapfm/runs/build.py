@@ -19,10 +19,8 @@ def load_trainable_encoder(config: RunConfig, device: torch.device) -> tuple[Vit
         loaded = load_encoder(config.encoder.name, weights=config.encoder.weights)
     except WeightsError as error:
         if "--weights" in error.hint:
-            error.hint += (
-                "\nFor a run, set encoder.weights instead of --weights: with tapfm train --set encoder.weights=FILE, "
-                "or in the config.toml of a trained run."
-            )
+            error.hint = error.hint.replace("--weights ", "--set encoder.weights=")
+            error.hint = error.hint.replace("--weights", "--set encoder.weights=FILE")
         raise
     apply_scope(loaded.encoder, Scope.parse(config.adaptation.scope), seed=config.seed)
     return loaded.encoder.to(device), loaded.provenance

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tapfm.cohort.splits import TEST, TRAIN, VALIDATION, parse_split
+from tapfm.cohort.splits import TEST, TRAIN, VALIDATION, parse_split_option
 from tapfm.errors import InputError
 from tapfm.evaluation.patients import patient_key
 from tapfm.evaluation.predictions import Prediction, collect_targets, read_predictions
@@ -67,7 +67,7 @@ def _find_prediction_table(path: Path, split: str) -> Path:
         )
     if (path / "predictions.csv").is_file():
         return path / "predictions.csv"
-    name = parse_split(split)
+    name = parse_split_option(split)
     if name not in (VALIDATION, TEST):
         raise InputError(f"Runs have no predictions for the split '{name}'.", hint="Use --split test or --split val.")
     found = path / f"predictions-{name}.csv"

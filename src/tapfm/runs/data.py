@@ -23,6 +23,7 @@ from tapfm.tiles.store import TileSet, read_slide_tiles
 
 _OPTIONAL_COHORT_COLUMNS = ("mpp", "cohort", "split")
 _MAX_LISTED = 5  # slides named in a message
+_CHANGED_COLUMN_NAMES = {"tiles": "number of tiles"}  # columns of split.csv with another name in messages
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,7 @@ def describe_changed_slides(split_rows: Sequence[Mapping[str, str]], data: RunDa
                 change = (
                     "its tiles or features have changed"
                     if name == "digest"
-                    else f"{name} was '{was}', is now '{is_now}'"
+                    else f"{_CHANGED_COLUMN_NAMES.get(name, name)} was '{was}', is now '{is_now}'"
                 )
                 lines.append(f"{slide_id}: {change}")
     return lines

@@ -7,7 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tapfm.cohort.cohort_table import Cohort, SlideRow, read_cohort
-from tapfm.cohort.splits import ALL, SPLITS, TEST, TRAIN, VALIDATION, format_names, parse_split, read_splits
+from tapfm.cohort.splits import (
+    ALL,
+    SPLITS,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    format_names,
+    parse_split,
+    parse_split_option,
+    read_splits,
+)
 from tapfm.encoders.features import find_feature_file, read_feature_metadata
 from tapfm.errors import CohortError, InputError, RunError, TapfmError
 from tapfm.runs.data import RunSlide, StoredFeatures
@@ -64,9 +74,7 @@ class EvaluationSlides:
 
 def read_evaluation_slides(model_folder: ModelFolder, request: EvaluationRequest) -> EvaluationSlides:
     """Find the slides to evaluate, and check everything that can be checked without opening a slide."""
-    split = None if request.split is None else request.split.lower()
-    if split not in (None, ALL):
-        split = parse_split(split)
+    split = None if request.split is None else parse_split_option(request.split, allow_all=True)
     is_run_cohort = request.cohort_table is None
     cohort_table, slides_folder, tiles_folder, features_folder = _find_input_paths(model_folder, request)
     cohort = read_cohort(cohort_table, slides_folder, must_exist=False)  # a missing slide file fails only that slide

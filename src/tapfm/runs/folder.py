@@ -42,6 +42,7 @@ from tapfm.runs.data import RunData, describe_changed_slides
 from tapfm.runs.run_progress import RunProgress
 from tapfm.runtime.csv_files import csv_text, read_csv, write_csv
 from tapfm.runtime.files import fingerprint, write_atomically
+from tapfm.runtime.messages import format_command
 from tapfm.tiles.reading import SkippedTiles
 from tapfm.version import __version__
 
@@ -117,16 +118,17 @@ class RunFolder:
 
     def check_settings_and_slides_unchanged(self, config: RunConfig, data: RunData, resume_command: str) -> None:
         """Raise RunError if the configuration or the slides differ from those the run was started with."""
-        lines = describe_changed_settings(self.read_settings(), config.as_tables())
-        lines += describe_changed_slides(self.read_split_rows(), data)
-        if lines:
+        changed_settings = describe_changed_settings(self.read_settings(), config.as_tables())
+        changed_slides = describe_changed_slides(self.read_split_rows(), data)
+        if lines := changed_settings + changed_slides:
             shown = lines[:_MAX_LISTED] + (
                 [f"... and {len(lines) - _MAX_LISTED:,} more"] if len(lines) > _MAX_LISTED else []
             )
             raise RunError(
                 f"{self.folder} was started with different settings or data:\n  " + "\n  ".join(shown),
-                hint=f"Resume with the original settings and data: {resume_command}\n"
-                "Or start a new run with another --out.",
+                hint=("Restore the original slides, labels and tiles. " if changed_slides else "")
+                + (f"Resume with the original settings: {resume_command}\n" if changed_settings else "")
+                + "Or start a new run with another --out.",
             )
 
     def check_same_encoder_weights(self, sha256: str | None) -> None:
@@ -224,6 +226,21 @@ class RunFolder:
     def is_training_finished(self) -> bool:
         """Return whether training has finished, according to the last checkpoint."""
         return bool(self._read_saved_progress()["finished"])
+
+    def check_best_checkpoint_exists(self) -> None:
+        """Raise RunError if there is no best checkpoint, because no epoch is finished or because it was deleted."""
+        if self.best_checkpoint.exists():
+            return
+        if self.last_checkpoint.exists() and self.count_epochs():
+            raise RunError(
+                f"{self.folder} is incomplete: {self.best_checkpoint.relative_to(self.folder)} is missing.",
+                hint="Copy the whole run folder again, or start a new run.",
+            )
+        raise RunError(
+            f"{self.folder} has not finished an epoch yet.",
+            hint="Resume the run: "
+            + format_command("train", self.folder / "config.toml", "--out", self.folder, "--resume"),
+        )
 
     def count_epochs(self) -> int:
         """Return the number of finished epochs, according to the last checkpoint."""

@@ -22,7 +22,6 @@ from tapfm.runs.ensemble import (
 from tapfm.runs.folder import RunFolder
 from tapfm.runs.saved_model import AGGREGATOR_FILE
 from tapfm.runtime.files import file_sha256, fingerprint
-from tapfm.runtime.messages import format_command
 from tapfm.tasks.catalog import target_kinds
 from tapfm.tasks.target import TargetKinds
 from tapfm.version import __version__
@@ -102,11 +101,7 @@ def open_model_folder(path: Path) -> ModelFolder:
 def _read_run_as_member(folder: Path) -> ModelMember:
     """Read a run. Raises RunError if it has not finished an epoch or has no split.csv."""
     run_folder, config = RunFolder(folder), load_config(folder / "config.toml")
-    if not run_folder.best_checkpoint.exists():
-        raise RunError(
-            f"{folder} has not finished an epoch yet.",
-            hint=f"Resume the run: {format_command('train', folder / 'config.toml', '--out', folder, '--resume')}",
-        )
+    run_folder.check_best_checkpoint_exists()
     if not (folder / "split.csv").exists():
         raise RunError(f"{folder} has no split.csv.", hint="Copy the whole run folder again.")
     return ModelMember(

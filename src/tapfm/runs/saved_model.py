@@ -26,7 +26,6 @@ from tapfm.runs.checkpoint import load_checkpoint
 from tapfm.runs.ensemble import EXPORT_METADATA_FILE, is_export
 from tapfm.runs.folder import RunFolder
 from tapfm.runs.model import SlideModel, load_parameters
-from tapfm.runtime.messages import format_command
 from tapfm.tasks.catalog import build_task, target_kinds
 from tapfm.tasks.target import Label
 
@@ -55,11 +54,7 @@ def load_run(folder: Path, device: torch.device | None = None) -> SavedModel:
             f"{folder} is not a run folder: it has no config.toml.",
             hint="Pass the --out folder of a tapfm train command.",
         )
-    if not run_folder.best_checkpoint.exists():
-        raise RunError(
-            f"{folder} has not finished an epoch yet.",
-            hint=f"Resume the run: {format_command('train', folder / 'config.toml', '--out', folder, '--resume')}",
-        )
+    run_folder.check_best_checkpoint_exists()
     if missing := [name for name in ("split.csv", "environment.json") if not (folder / name).exists()]:
         raise RunError(f"{folder} has no {' and no '.join(missing)}.", hint="Copy the whole run folder again.")
     config = load_config(folder / "config.toml")

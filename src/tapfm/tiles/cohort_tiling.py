@@ -19,7 +19,7 @@ from tapfm.errors import InputError, TileStoreError
 from tapfm.runtime.claims import SlideClaims
 from tapfm.runtime.cohort_job import Failure, SlideTable, process_slides
 from tapfm.runtime.files import file_identity, fingerprint, write_atomically
-from tapfm.runtime.messages import format_command
+from tapfm.runtime.messages import format_command, format_count
 from tapfm.runtime.output_folder import lock_folder, remove_unfinished_files
 from tapfm.runtime.progress import SlideProgress
 from tapfm.runtime.workers import WorkerPool
@@ -87,6 +87,14 @@ def tile_cohort(
         todo = table.select_remaining_jobs(jobs, only=only, force=force, load_finished=_load_finished_record)
         if table.finished:
             console.print(f"{len(table.finished):,} of {len(jobs):,} slides are already tiled with these settings.")
+        replaced = [job for job in todo.values() if tile_file_path(folder, job.row.slide_id, job.layout).exists()]
+        if replaced and not force:
+            console.print(
+                f"Replacing the tiles of {format_count(len(replaced), 'slide')} in {folder}: they have other settings, "
+                "another slide file or an older version.",
+                markup=False,
+                soft_wrap=True,
+            )
         threads = max(1, workers // max(1, len(todo)))
         todo = {slide_id: replace(job, threads=threads) for slide_id, job in todo.items()}
         with table.save_on_exit(), SlideProgress(console, "tiling", slides=len(todo)) as progress:

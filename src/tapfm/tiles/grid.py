@@ -32,11 +32,12 @@ class TileSpec:
     drop_blur: bool = True
 
     def __post_init__(self) -> None:
+        has_valid_size = 16 <= self.tile_px <= 4096
         rules = {
-            f"size is {self.tile_px}, but must be from 16 to 4096 px": not 16 <= self.tile_px <= 4096,
+            f"size is {self.tile_px}, but must be from 16 to 4096 px": not has_valid_size,
             f"mpp is {self.mpp:g}, but must be from 0.1 to 8 um per pixel": not 0.1 <= self.mpp <= 8,
-            f"overlap is {self.overlap_px}, but must be at least 0 and below the tile size of {self.tile_px} px": not (
-                0 <= self.overlap_px < self.tile_px
+            f"overlap is {self.overlap_px}, but must be at least 0 and below the tile size of {self.tile_px} px": (
+                self.overlap_px < 0 or (has_valid_size and self.overlap_px >= self.tile_px)
             ),
             f"min-tissue is {self.min_tissue:g}, but must be above 0 and at most 1": not 0 < self.min_tissue <= 1,
             f"tissue is '{self.tissue}', but must be one of {', '.join(TISSUE_METHODS)}": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ def tile_slide(
             f"{metadata.path.name} is too coarse: it has {mpp:g} um per pixel, so a tile of {spec.tile_px} px at "
             f"{spec.mpp:g} um per pixel would be enlarged from {side_px0} px.",
             hint="If the scale is wrong, enter the correct one in the column `mpp` of the cohort table (um per pixel, "
-            f"0.25 at 40x). If it is correct, extract coarser tiles: --mpp {mpp:g}",
+            f"0.25 at 40x). If it is correct, extract coarser tiles: --mpp {math.ceil(mpp * 10) / 10:g}",
         )
     # one thread with OpenSlide: after an error its handle fails on every call, also for tiles of other threads
     threads = min(threads, _MAX_THREADS) if metadata.reader == "tiff" else 1
