@@ -305,7 +305,7 @@ def test_setting_in_the_wrong_section_suggests_the_right_one(given_name, meant):
         ("recipe=[]", "input should be 'paper' or 'reference'; got []"),
         ("encoder.name=5", "input should be a valid string; got 5"),
         ("aggregator.name=[]", "input should be a valid string; got []"),
-        ("task.targets=FGFR3", "must be a list, such as [\"A\", \"B\"] or [1, 2]; got 'FGFR3'"),
+        ("task.targets=FGFR3", 'must be a list, such as ["A", "B"] or [1, 2]; got \'FGFR3\''),
         ("task.targets=[]", "list should have at least 1 item after validation, not 0; got []"),
         ('task.targets=["A", 1, 2]', "input should be a valid string; got 2"),
         ("augmentation.flip=1.5", "input should be less than or equal to 1; got 1.5"),
