@@ -150,6 +150,13 @@ def test_error_lists_settings_that_fit(plan):
     assert "Traceback" not in result.output
 
 
+def test_error_names_a_setting_that_prevents_a_fitting_plan(plan):
+    result = plan("--gpu-memory", 10, "--tiles-per-slide", 500, encoder="h-optimus-0", adaptation__chunk="all")
+    assert result.returncode == 2
+    assert "adaptation.chunk to auto" in result.output
+    assert plan("--gpu-memory", 10, "--tiles-per-slide", 500, encoder="h-optimus-0").returncode == 0
+
+
 def test_settings_listed_in_the_error_fit(tmp_path):
     (tmp_path / "run.toml").write_text(RUN.format(encoder="h-optimus-0"))
     with pytest.raises(SettingError) as caught:

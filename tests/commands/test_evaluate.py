@@ -294,7 +294,7 @@ def test_run_without_the_best_checkpoint_is_rejected(run, tmp_path):
     result = evaluate(tmp_path / "run", tmp_path / "evaluation")
     assert result.returncode == 2
     assert "best.safetensors is missing" in result.output
-    (tmp_path / "run" / "checkpoints" / "last.safetensors").unlink()
+    (tmp_path / "run" / "history.jsonl").unlink()  # as in a run that has not finished an epoch
     result = evaluate(tmp_path / "run", tmp_path / "evaluation")
     assert result.returncode == 2
     assert "--resume" in result.output

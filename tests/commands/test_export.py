@@ -327,8 +327,8 @@ def test_folder_without_a_run_is_an_error(tmp_path):
 
 def test_error_of_run_without_finished_epoch_names_resume_command(runs, tmp_path):
     run = shutil.copytree(runs["fixed mean"], tmp_path / "run")
-    for checkpoint in (run / "checkpoints").iterdir():
-        checkpoint.unlink()
+    for path in [*(run / "checkpoints").iterdir(), run / "history.jsonl"]:
+        path.unlink()
     result = tapfm("export", run, "--out", tmp_path / "out")
     assert result.returncode == 2
     assert "has not finished an epoch yet" in result.output
@@ -438,6 +438,17 @@ def test_export_with_features_of_another_size_is_an_error(train, tmp_path):
     assert tapfm("export", run, "--out", tmp_path / "out").returncode == 0
     with pytest.raises(RunError, match=r"features of size 16, but tapfm-pocket computes features of size 128"):
         load_export(tmp_path / "out")
+
+
+def test_missing_base_weights_are_an_error_that_names_the_setting(train, exported, tmp_path):
+    base = shutil.copyfile(exported / "full" / "model.safetensors", tmp_path / "base.safetensors")
+    run = train("moved", f"encoder.weights={base}", "adaptation.scope=last:1")
+    base.unlink()
+    result = tapfm("export", run, "--out", tmp_path / "out")
+    assert (result.returncode, f"encoder.weights in {run / 'config.toml'}" in result.output) == (2, True)
+    config = shutil.copyfile(run / "config.toml", tmp_path / "run.toml")
+    result = tapfm("train", config, "--out", tmp_path / "again")
+    assert (result.returncode, "--set encoder.weights=" in result.output) == (2, True)
 
 
 def test_aggregator_trained_on_other_weights_is_an_error(exported, tmp_path):

@@ -241,8 +241,8 @@ def test_tiles_of_other_settings_are_removed_if_the_slide_fails(tmp_path):
 
 def test_changing_the_layout_replaces_the_files(tmp_path):
     cohort, out = make_cohort(tmp_path / "c", 1), tmp_path / "tiles"
-    tapfm("tile", cohort, "--out", out)
-    tapfm("tile", cohort, "--out", out, "--layout", "clam")
+    assert "Replacing" not in tapfm("tile", cohort, "--out", out).stderr
+    assert "Replacing the tiles of 1 slide" in tapfm("tile", cohort, "--out", out, "--layout", "clam").stderr
     assert list(read_tile_files(out)) == ["case-0.h5"]
     assert read_tiles(out / "patches" / "case-0.h5").side_px0 == 224
 

@@ -130,6 +130,16 @@ def test_resume_with_different_cohort_lists_the_differences(workspace_copy, chan
     assert difference in result.output
 
 
+def test_hint_after_resuming_with_another_cohort_table_works(workspace_copy):
+    assert run_train(workspace_copy).returncode == 0
+    other = shutil.copyfile(workspace_copy / "cohort.csv", workspace_copy / "other.csv")
+    edit_csv(other, lambda rows: rows[5].update(FGFR3="0"))
+    result = run_train(workspace_copy, "--resume", "--set", f"cohort.table={other}")
+    assert result.returncode == 2
+    (command,) = re.findall(r"original settings: tapfm (.*)", result.output)
+    assert tapfm(*shlex.split(command)).returncode == 0
+
+
 def test_resume_with_different_tiles_is_rejected(workspace_copy):
     import h5py
 

@@ -124,9 +124,10 @@ def test_card_of_a_timm_vit():
     assert find_encoder_card("timm:vit_small_patch16_dinov3").prefix_tokens == 5
 
 
-def test_suggested_timm_models_are_supported():
-    with pytest.raises(UnknownNameError, match="vit_smal") as caught:
-        find_encoder_card("timm:vit_smal")
+@pytest.mark.parametrize("name", ["vit_smal", "vit_small_patch16_18x2_22", "deit3_small_patch16_223"])
+def test_suggested_timm_models_are_supported(name):
+    with pytest.raises(UnknownNameError, match=name) as caught:
+        find_encoder_card(f"timm:{name}")
     suggested = re.findall(r"timm:[\w.]+", caught.value.hint)
     assert suggested
     assert all(find_encoder_card(name) for name in suggested)

@@ -136,7 +136,7 @@ def _flatten_scalars(row: Mapping[str, Any]) -> Sequence[tuple[str, float]]:
 
 
 def _describe_best_epoch(progress: RunProgress) -> str:
-    if progress.best_epoch is None:
+    if progress.best_epoch is None or progress.selected_by == "last":
         return ""
     row = progress.history[progress.best_epoch]
     return f"best: epoch {row['epoch']}, AUC {_format_auc(row['val_macro_auc'])}"

@@ -20,7 +20,7 @@ from tapfm.encoders.catalog import find_encoder_card
 from tapfm.encoders.features import FeatureMetadata
 from tapfm.encoders.precision import can_compile_on_gpu
 from tapfm.encoders.vit import VitEncoder
-from tapfm.errors import InputError
+from tapfm.errors import InputError, WeightsError
 from tapfm.runs.build import build_run_aggregator, load_trainable_encoder
 from tapfm.runs.data import RunData, RunSlide
 from tapfm.runs.model import SlideModel
@@ -51,7 +51,12 @@ def build_learner(config: RunConfig, data: RunData, device: torch.device) -> Bui
         encoder, feature_size, sha256 = None, metadata.size, metadata.weights_sha256
     else:
         # the learner moves it to the device after the conversion to the dtype of the weights
-        encoder, provenance = load_trainable_encoder(config, torch.device("cpu"))
+        try:
+            encoder, provenance = load_trainable_encoder(config, torch.device("cpu"))
+        except WeightsError as error:  # its hint is for commands with the option --weights
+            error.hint = error.hint.replace("--weights ", "--set encoder.weights=")
+            error.hint = error.hint.replace("--weights", "--set encoder.weights=FILE")
+            raise
         feature_size, sha256 = encoder.feature_size, provenance.sha256
         plan = _make_plan(config, data, encoder, device) if device.type == "cuda" else None
         encoder.compile_blocks(compiled)

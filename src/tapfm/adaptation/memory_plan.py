@@ -186,13 +186,13 @@ def _plan_alternatives(config: RunConfig, tiles: int, gpu: Gpu) -> Iterator[tupl
 def _does_not_fit_error(config: RunConfig, tiles: int, gpu: Gpu, gpu_plan: GpuPlan) -> SettingError:
     """Return an error that names settings that fit on this GPU, and the smallest GPU for the current settings."""
     assert gpu_plan.error is not None
-    lines = []
     alternatives = [(each, smallest) for each, smallest in _plan_alternatives(config, tiles, gpu)]
-    if fitting := [each for each, _ in alternatives if each.plan is not None]:
+    fitting = [each for each, _ in alternatives if each.plan is not None]
+    # the list below replaces the general hints, except those that do not change the model
+    lines = [line for line in gpu_plan.error.hint.splitlines() if line.startswith("Set ") or not fitting]
+    if fitting:
         listed = ", ".join(f"{each.label} ({each.plan.peak_bytes / GIB:.1f} GiB)" for each in fitting if each.plan)
         lines.append(f"Pass one of these settings with --set to fit on this GPU: {listed}.")
-    elif gpu_plan.error.hint:
-        lines.append(gpu_plan.error.hint)
     if alternatives and alternatives[0][1] != "-":
         lines.append(f"The current settings fit on a GPU with {alternatives[0][1]}.")
     return SettingError(f"{gpu.name}: {gpu_plan.error.message}", hint="\n".join(lines))

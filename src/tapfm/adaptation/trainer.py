@@ -75,7 +75,7 @@ class TrainingListener(Protocol):
         ...
 
     def on_epoch_end(self, row: Mapping[str, Any], *, best: bool) -> None:
-        """Handle the end of an epoch. `row` is its line of history.jsonl."""
+        """Handle the end of an epoch. `row` is its line of history.jsonl. best: False without validation."""
         ...
 
     def on_slide_failed(self, slide_id: str, reason: str) -> None:

@@ -114,7 +114,7 @@ def run_training(
                 config, data, learner, run_folder, progress, slides_by_split, workers, stop, console
             )
         except SlidesFailedError as error:
-            command = f"{_resume_command(folder)} --allow-failures {len(progress.failed)}"
+            command = f"{run_folder.resume_command} --allow-failures {len(progress.failed)}"
             raise SlidesFailedError(error.message, hint=f"Fix the slides, or resume without them: {command}") from error
         except NonFiniteError as error:
             hint = f"{error.hint}\nA run with other settings needs a new folder: pass a new --out."
@@ -122,7 +122,7 @@ def run_training(
         except Interrupted:
             _draw_curves(run_folder, config, progress)
             console.print(
-                f"Stopped. The run is saved. To resume: {_resume_command(folder)}", soft_wrap=True, markup=False
+                f"Stopped. The run is saved. To resume: {run_folder.resume_command}", soft_wrap=True, markup=False
             )
             raise
 
@@ -156,17 +156,12 @@ def _check_run_folder(run_folder: RunFolder, config: RunConfig, data: RunData, *
     if not resume:
         finished = run_folder.last_checkpoint.exists() and run_folder.is_training_finished()
         export_hint = f"To export it: {_export_command(run_folder.folder)}"
-        resume_hint = f"To resume it: {_resume_command(run_folder.folder)}"
+        resume_hint = f"To resume it: {run_folder.resume_command}"
         raise RunError(
             f"{run_folder.folder} already contains {'a finished run' if finished else 'a run'}.",
             hint=f"{export_hint if finished else resume_hint}\nTo start a new run, pass a new --out.",
         )
-    run_folder.check_settings_and_slides_unchanged(config, data, _resume_command(run_folder.folder))
-
-
-def _resume_command(folder: Path) -> str:
-    """Return the command that resumes a run with the configuration in its folder."""
-    return format_command("train", folder / "config.toml", "--out", folder, "--resume")
+    run_folder.check_settings_and_slides_unchanged(config, data)
 
 
 def _export_command(folder: Path) -> str:
@@ -301,6 +296,8 @@ def _print_best_epoch(progress: RunProgress, config: RunConfig, console: Console
         early = f" (early stopping: no better epoch in {format_count(config.selection.patience, 'epoch')})"
     epoch = f"{(progress.best_epoch or 0) + 1} of {len(progress.history)}"
     if progress.selected_by == "last":
-        console.print(f"Selected epoch: {epoch}, the last one, because there are no validation slides.", markup=False)
+        console.print(
+            f"Selected epoch: {epoch}, the last one, because no validation slide was predicted.", markup=False
+        )
     else:
         console.print(f"Best epoch: {epoch}{early}.", markup=False)

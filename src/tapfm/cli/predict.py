@@ -41,7 +41,7 @@ def predict(options: workflow.PredictOptions) -> None:
       failures.csv                      failed slides, with reason and hint
       per-slide/ID/tiles.parquet        x, y, attention, weight, contributions
       per-slide/ID/heatmap-*.png, .tif  heatmaps (--heatmaps)
-      per-slide/ID/gallery-*.png        tiles with the highest and lowest values
+      per-slide/ID/gallery-*.png        highest and lowest tiles (--heatmaps)
       per-slide/ID/tiles.geojson        tiles for QuPath (--geojson)
       tiles/                            tiles of the slides, without --tiles
 

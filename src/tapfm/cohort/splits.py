@@ -40,15 +40,15 @@ def parse_split(text: str) -> str:
     raise CohortError(f"'{text}' is not a split.", hint=f"Use one of: {understood}.")
 
 
-def parse_split_option(text: str, *, allow_all: bool = False) -> str:
-    """Return the split that was passed to --split: train, val, test or, if allowed, all."""
-    if allow_all and text.strip().lower() == ALL:
-        return ALL
+def parse_split_option(text: str, valid: Sequence[str] = SPLITS) -> str:
+    """Return the split that was passed to --split. Raises InputError if it is not in `valid`."""
     try:
-        return parse_split(text)
-    except CohortError as error:
-        valid = format_names([*SPLITS, *([ALL] if allow_all else [])])
-        raise InputError(f"--split is '{text}', which is not a split.", hint=f"Use one of: {valid}.") from error
+        split = ALL if text.strip().lower() == ALL else parse_split(text)
+    except CohortError:
+        split = ""
+    if split not in valid:
+        raise InputError(f"--split cannot be '{text}'.", hint=f"Use one of: {', '.join(valid)}.")
+    return split
 
 
 def read_splits(cohort: Cohort, fold: int | None = None) -> dict[str, str]:

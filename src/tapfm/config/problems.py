@@ -35,6 +35,8 @@ def describe_invalid_values(error: ValidationError, settings: Sequence[SettingPa
             message = "is not set"
         elif each["type"] in ("list_type", "tuple_type"):
             message, values[name] = 'must be a list, such as ["A", "B"] or [1, 2]', f"; got {each['input']!r}"
+            if isinstance(each["input"], dict):
+                message = f"must be a list of tables: write [[{name}]] instead of [{name}]"
         elif each["type"] == "json_invalid":
             name, message = "a path or name", "is not valid UTF-8 and cannot be written to a file"
         else:

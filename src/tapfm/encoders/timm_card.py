@@ -10,6 +10,12 @@ from tapfm.encoders.card import TIMM_PREFIX, EncoderCard
 from tapfm.encoders.vit import check_supported_vit
 from tapfm.errors import UnknownNameError, UnsupportedEncoderError
 
+# patterns of the architectures that are suggested for an unknown name, and of those without a CLS token
+_VIT_NAMES = ["vit_*", "deit*", "eva*", "beit3*", "flexivit*"]
+_UNSUPPORTED_NAMES = [
+    *("*relpos*", "*gap*", "*siglip*", "*18x2*", "*_xp_*", "*_rpn_*", "*_map_*", "*enormous*", "vit_pe_*gigantic*"),
+]
+
 
 def build_timm_card(name: str) -> EncoderCard:
     """Build a card from the configuration in timm; sizes are taken from the model itself."""
@@ -18,8 +24,8 @@ def build_timm_card(name: str) -> EncoderCard:
         raise UnknownNameError.with_suggestions(
             "timm architecture",
             TIMM_PREFIX + name,
-            [TIMM_PREFIX + each for each in timm.list_models("vit_*", exclude_filters="*relpos*")],
-            see="python -c 'import timm; print(timm.list_models(\"vit_*\"))'",
+            [TIMM_PREFIX + each for each in timm.list_models(_VIT_NAMES, exclude_filters=_UNSUPPORTED_NAMES)],
+            see="the ViTs with a CLS token of python -c 'import timm; print(timm.list_models(\"vit_*\"))'",
         )
     tags = timm.list_pretrained(f"{architecture}.*")
     if tag and name not in tags:

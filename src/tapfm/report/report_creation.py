@@ -30,8 +30,9 @@ from tapfm.report.sections import (
 from tapfm.report.sources import ReportSources, describe_source_folders, read_report_sources
 from tapfm.results.formatting import format_bytes, format_number
 from tapfm.results.table import Table
+from tapfm.runs.folder import RunFolder
 from tapfm.runtime.files import write_atomically
-from tapfm.runtime.messages import format_command, format_count
+from tapfm.runtime.messages import format_count
 from tapfm.version import __version__
 
 _DIGEST_LENGTH = 16  # characters shown of a SHA-256
@@ -231,7 +232,7 @@ def _list_warnings(sources: ReportSources, budget: ImageBudget) -> list[str]:
 def _describe_unfinished_run(run: ReportedRun) -> str:
     done = len(run.history)
     progress = format_count(done, "epoch") if run.planned_epochs is None else f"{done} of {run.planned_epochs} epochs"
-    command = format_command("train", run.folder / "config.toml", "--out", run.folder, "--resume")
+    command = RunFolder(run.folder).resume_command
     return (
         f"The run {run.name} is not finished ({progress}). This report shows the results so far. "
         f"To resume training: {command}"

@@ -10,18 +10,11 @@ from tapfm.config.settings import RunConfig
 from tapfm.encoders.adapters import Scope, apply_scope
 from tapfm.encoders.vit import VitEncoder
 from tapfm.encoders.weights import Provenance, load_encoder
-from tapfm.errors import WeightsError
 
 
 def load_trainable_encoder(config: RunConfig, device: torch.device) -> tuple[VitEncoder, Provenance]:
     """Return the encoder, trainable in the adaptation scope and frozen elsewhere, and the origin of its weights."""
-    try:
-        loaded = load_encoder(config.encoder.name, weights=config.encoder.weights)
-    except WeightsError as error:
-        if "--weights" in error.hint:
-            error.hint = error.hint.replace("--weights ", "--set encoder.weights=")
-            error.hint = error.hint.replace("--weights", "--set encoder.weights=FILE")
-        raise
+    loaded = load_encoder(config.encoder.name, weights=config.encoder.weights)
     apply_scope(loaded.encoder, Scope.parse(config.adaptation.scope), seed=config.seed)
     return loaded.encoder.to(device), loaded.provenance
 

@@ -67,9 +67,7 @@ def _find_prediction_table(path: Path, split: str) -> Path:
         )
     if (path / "predictions.csv").is_file():
         return path / "predictions.csv"
-    name = parse_split_option(split)
-    if name not in (VALIDATION, TEST):
-        raise InputError(f"Runs have no predictions for the split '{name}'.", hint="Use --split test or --split val.")
+    name = parse_split_option(split, (VALIDATION, TEST))
     found = path / f"predictions-{name}.csv"
     if not found.is_file():
         raise InputError(

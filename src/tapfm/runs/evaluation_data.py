@@ -74,7 +74,7 @@ class EvaluationSlides:
 
 def read_evaluation_slides(model_folder: ModelFolder, request: EvaluationRequest) -> EvaluationSlides:
     """Find the slides to evaluate, and check everything that can be checked without opening a slide."""
-    split = None if request.split is None else parse_split_option(request.split, allow_all=True)
+    split = None if request.split is None else parse_split_option(request.split, (*SPLITS, ALL))
     is_run_cohort = request.cohort_table is None
     cohort_table, slides_folder, tiles_folder, features_folder = _find_input_paths(model_folder, request)
     cohort = read_cohort(cohort_table, slides_folder, must_exist=False)  # a missing slide file fails only that slide

@@ -116,18 +116,23 @@ class RunFolder:
         """Return the rows of split.csv, one per slide."""
         return read_csv(self.folder / "split.csv")
 
-    def check_settings_and_slides_unchanged(self, config: RunConfig, data: RunData, resume_command: str) -> None:
+    def check_settings_and_slides_unchanged(self, config: RunConfig, data: RunData) -> None:
         """Raise RunError if the configuration or the slides differ from those the run was started with."""
-        changed_settings = describe_changed_settings(self.read_settings(), config.as_tables())
-        changed_slides = describe_changed_slides(self.read_split_rows(), data)
-        if lines := changed_settings + changed_slides:
+        before, now = self.read_settings(), config.as_tables()
+        changed_settings = describe_changed_settings(before, now)
+        if lines := changed_settings + describe_changed_slides(self.read_split_rows(), data):
+            # another path, such as another cohort table, is no changed setting, but it can contain other slides
+            other_path = any(before.get(s, {}).get(key) != now.get(s, {}).get(key) for s, key in PATH_SETTINGS)
             shown = lines[:_MAX_LISTED] + (
                 [f"... and {len(lines) - _MAX_LISTED:,} more"] if len(lines) > _MAX_LISTED else []
             )
             raise RunError(
                 f"{self.folder} was started with different settings or data:\n  " + "\n  ".join(shown),
-                hint=("Restore the original slides, labels and tiles. " if changed_slides else "")
-                + (f"Resume with the original settings: {resume_command}\n" if changed_settings else "")
+                hint=(
+                    f"Resume with the original settings: {self.resume_command}\n"
+                    if changed_settings or other_path
+                    else "Restore the original slides, labels and tiles. "
+                )
                 + "Or start a new run with another --out.",
             )
 
@@ -227,19 +232,24 @@ class RunFolder:
         """Return whether training has finished, according to the last checkpoint."""
         return bool(self._read_saved_progress()["finished"])
 
+    @property
+    def resume_command(self) -> str:
+        """The command that resumes the run with the configuration in its folder."""
+        return format_command("train", self.folder / "config.toml", "--out", self.folder, "--resume")
+
     def check_best_checkpoint_exists(self) -> None:
         """Raise RunError if there is no best checkpoint, because no epoch is finished or because it was deleted."""
         if self.best_checkpoint.exists():
             return
-        if self.last_checkpoint.exists() and self.count_epochs():
+        history = self.folder / "history.jsonl"
+        if history.exists() and history.stat().st_size:
             raise RunError(
                 f"{self.folder} is incomplete: {self.best_checkpoint.relative_to(self.folder)} is missing.",
                 hint="Copy the whole run folder again, or start a new run.",
             )
         raise RunError(
             f"{self.folder} has not finished an epoch yet.",
-            hint="Resume the run: "
-            + format_command("train", self.folder / "config.toml", "--out", self.folder, "--resume"),
+            hint=f"Resume the run: {self.resume_command}",
         )
 
     def count_epochs(self) -> int:

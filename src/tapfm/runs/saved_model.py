@@ -20,7 +20,7 @@ from tapfm.encoders.card import EncoderCard
 from tapfm.encoders.catalog import find_encoder_card
 from tapfm.encoders.timm_folder import WEIGHTS_FILE
 from tapfm.encoders.weights import load_encoder
-from tapfm.errors import CheckpointError, RunError, SettingError, WeightsDigestError
+from tapfm.errors import CheckpointError, RunError, SettingError, WeightsDigestError, WeightsError
 from tapfm.runs.build import load_trainable_encoder
 from tapfm.runs.checkpoint import load_checkpoint
 from tapfm.runs.ensemble import EXPORT_METADATA_FILE, is_export
@@ -89,7 +89,12 @@ def load_run(folder: Path, device: torch.device | None = None) -> SavedModel:
     }
     encoder = None
     if config.adaptation.method != "fixed":
-        encoder, provenance = load_trainable_encoder(config, device)
+        try:
+            encoder, provenance = load_trainable_encoder(config, device)
+        except WeightsError as error:
+            if "--weights" in error.hint:
+                error.hint = f"Set encoder.weights in {folder / 'config.toml'} to the weights file."
+            raise
         _check_same_base_weights(run_folder, provenance.sha256, config)
     model = SlideModel(encoder, _build_untrained_aggregator(metadata, device), build_task(labels))
     load_parameters(model.trainable_parameters(), tensors)

@@ -121,7 +121,7 @@ def _overview(results: StudyResults) -> list[Block]:
 
 
 def _describe_settings(study: StudyConfig) -> str:
-    """Return what a study compares, such as "encoder uni; methods fixed, tapfm; aggregator abmil; 2 seeds"."""
+    """Return what a study compares, such as "encoder uni; method tapfm; aggregator cls-gated; target EGFR; seed 0"."""
     aggregators = [*(study.aggregators if set(study.methods) - {"tapfm"} else [])]
     aggregators += study.tapfm_aggregators if "tapfm" in study.methods else []
     listed: dict[str, Sequence[str]] = {

@@ -87,11 +87,11 @@ def tile_cohort(
         todo = table.select_remaining_jobs(jobs, only=only, force=force, load_finished=_load_finished_record)
         if table.finished:
             console.print(f"{len(table.finished):,} of {len(jobs):,} slides are already tiled with these settings.")
-        replaced = [job for job in todo.values() if tile_file_path(folder, job.row.slide_id, job.layout).exists()]
+        replaced = [job for job in todo.values() if job.row.path.exists() and _find_replaceable_files(job)]
         if replaced and not force:
             console.print(
-                f"Replacing the tiles of {format_count(len(replaced), 'slide')} in {folder}: they have other settings, "
-                "another slide file or an older version.",
+                f"Replacing the tiles of {format_count(len(replaced), 'slide')} in {folder}: settings, slide file, "
+                "annotation or version have changed, or an output file is missing.",
                 markup=False,
                 soft_wrap=True,
             )
@@ -278,10 +278,14 @@ def _remove_results(job: TilingJob) -> None:
     """Remove all output files of a slide, except tile files of another tool or another slide."""
     _overlay_path(job).unlink(missing_ok=True)
     _outline_path(job).unlink(missing_ok=True)
-    for layout in LAYOUTS:
-        path = tile_file_path(job.folder, job.row.slide_id, layout)
-        if path.exists() and _is_replaceable(path, job.row.slide_id):
-            path.unlink()
+    for path in _find_replaceable_files(job):
+        path.unlink()
+
+
+def _find_replaceable_files(job: TilingJob) -> list[Path]:
+    """Return the existing tile files of the slide in all layouts, except those of another tool or another slide."""
+    paths = [tile_file_path(job.folder, job.row.slide_id, layout) for layout in LAYOUTS]
+    return [path for path in paths if path.exists() and _is_replaceable(path, job.row.slide_id)]
 
 
 def _is_replaceable(path: Path, slide_id: str) -> bool:
