@@ -30,7 +30,6 @@ from tapfm.report.sections import (
 from tapfm.report.sources import ReportSources, describe_source_folders, read_report_sources
 from tapfm.results.formatting import format_bytes, format_number
 from tapfm.results.table import Table
-from tapfm.runs.folder import RunFolder
 from tapfm.runtime.files import write_atomically
 from tapfm.runtime.messages import format_count
 from tapfm.version import __version__
@@ -230,6 +229,8 @@ def _list_warnings(sources: ReportSources, budget: ImageBudget) -> list[str]:
 
 
 def _describe_unfinished_run(run: ReportedRun) -> str:
+    from tapfm.runs.folder import RunFolder  # imports torch
+
     done = len(run.history)
     progress = format_count(done, "epoch") if run.planned_epochs is None else f"{done} of {run.planned_epochs} epochs"
     command = RunFolder(run.folder).resume_command
