@@ -10,11 +10,10 @@ from tapfm.encoders.card import TIMM_PREFIX, EncoderCard
 from tapfm.encoders.vit import check_supported_vit
 from tapfm.errors import UnknownNameError, UnsupportedEncoderError
 
-# patterns of the architectures that are suggested for an unknown name, and of those without a CLS token
+# patterns of the architectures that are suggested for an unknown name, and of those that tapfm does not support
 _VIT_NAMES = ["vit_*", "deit*", "eva*", "beit3*", "flexivit*"]
-_UNSUPPORTED_NAMES = [
-    *("*relpos*", "*gap*", "*siglip*", "*18x2*", "*_xp_*", "*_rpn_*", "*_map_*", "*enormous*", "vit_pe_*gigantic*"),
-]
+_UNSUPPORTED_NAMES = ["*relpos*", "*gap*", "*siglip*", "*18x2*", "*_xp_*", "*_rpn_*", "*_map_*"]
+_UNSUPPORTED_NAMES += ["*enormous*", "vit_pe_*gigantic*"]
 
 
 def build_timm_card(name: str) -> EncoderCard:
