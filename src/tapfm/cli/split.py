@@ -6,7 +6,6 @@ from rich.console import Console
 
 from tapfm.cli.command import command
 from tapfm.cli.console import print_line, stderr_console, stdout_console
-from tapfm.runtime.messages import format_command
 from tapfm.workflows import split as workflow
 
 
@@ -25,6 +24,9 @@ def split(options: workflow.SplitOptions) -> None:
       tapfm split cohort.csv --out split.csv --fractions 0.7 0.1 0.2 --seed 1
       tapfm split cohort.csv --out folds.csv --folds 5   # cross-validation
       tapfm split cohort.csv --out split.csv --target EGFR --target KRAS
+      tapfm split cohort.xlsx --out split.csv --positive EGFR=MUT   # MUT / WT
+      tapfm split --clini clini.csv --slide-table slide.csv --target EGFR --out split.csv
+      tapfm split cohort.csv --out clam --layout clam --folds 10
     """
     _print_split(workflow.split.run(options, stderr_console()), stdout_console())
 
@@ -61,14 +63,9 @@ def _print_split(result: workflow.SplitResult, console: Console) -> None:
     console.print(rich_table(Table(columns, rows)))
     for warning in workflow.split_warnings(result):
         print_line(console, warning, "yellow")
-    if not result.targets:  # `tapfm config` needs a label column
-        print_line(console, f"Wrote {result.out}.")
-        return
-    next_command = format_command("config", "--cohort", result.out, "--out", "run.toml")
-    print_line(console, f"Wrote {result.out}. Next: {next_command}")
-    if has_folds:
-        print_line(
-            console,
-            "run.toml then uses fold 0. To train another fold: "
-            "tapfm train run.toml --out runs/fold-1 --set cohort.fold=1",
-        )
+    print_line(console, f"Wrote {', '.join(map(str, result.files))}.")
+    if result.config_command:
+        print_line(console, f"Next: {result.config_command}")
+        if has_folds:
+            print_line(console, "Then train all folds: tapfm train run.toml --folds "
+                       f"{len(cohort_split.splits)} --out runs/cv")

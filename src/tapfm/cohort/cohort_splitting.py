@@ -7,20 +7,13 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 from rich.console import Console
 
-from tapfm.cohort.cohort_table import (
-    TABLE_SUFFIXES,
-    Cohort,
-    SlideRow,
-    find_columns,
-    parse_fold_column,
-    parse_mpp,
-    parse_table,
-    read_cohort,
-)
+from tapfm.cohort.cohort_table import Cohort, SlideRow, read_source_table
+from tapfm.cohort.columns import find_columns, normalise_column_name
+from tapfm.cohort.split_layouts import SplitSlide, format_split_layout
 from tapfm.cohort.splits import (
     SPLITS,
     Patient,
@@ -28,10 +21,12 @@ from tapfm.cohort.splits import (
     assign_splits,
     check_folds,
     check_fractions,
+    find_split_problems,
     fold_names,
     group_patients,
-    read_splits,
 )
+from tapfm.cohort.table_files import TABLE_SUFFIXES
+from tapfm.cohort.table_problems import TableProblem
 from tapfm.errors import InputError, TapfmError
 from tapfm.runtime.cohort_job import process_slides
 from tapfm.runtime.csv_files import csv_text
@@ -39,6 +34,7 @@ from tapfm.runtime.files import write_atomically
 from tapfm.runtime.messages import format_count
 from tapfm.runtime.progress import SlideProgress
 from tapfm.slides.opening import open_slide
+from tapfm.slides.readers.parsing import parse_positive_number
 from tapfm.slides.scale import nominal_mpp, resolve_scale
 
 # Largest microns per pixel that count as 40x and 20x, about half-way between the nominal values.
@@ -56,14 +52,52 @@ class CohortSplit:
     split_names: tuple[str, ...]  # those with a fraction above 0
 
 
-def read_cohort_to_split(
-    source: Path, out: Path, slides_folder: Path | None, *, folds: int | None, force: bool
-) -> Cohort:
-    """Read the cohort table to split; raise InputError if files or existing splits would be overwritten."""
-    _check_files(source, out, force=force)
-    cohort = read_cohort(source, slides_folder, must_exist=False)
-    _check_existing_splits(cohort, for_folds=folds is not None, force=force)
-    return cohort
+_CSV_SUFFIXES = (".csv", ".tsv", ".txt")  # of the table that is written
+
+
+def check_split_files(source: Path, out: Path, layout: str, *, force: bool) -> None:
+    """Raise InputError if the source is not a table, or if files would be overwritten without `force`."""
+    if source.is_dir() or (source.exists() and source.suffix.lower() not in TABLE_SUFFIXES):
+        command = f"tapfm inspect {shlex.quote(str(source))} --write-cohort cohort.csv"
+        raise InputError(
+            f"{source} is not a cohort table.",
+            hint=f"Create a table with this command, then add patients and labels to the table: {command}",
+        )
+    if layout != "tapfm":
+        if out.is_file():
+            raise InputError(f"--out {out} is a file; the layout {layout} needs a folder.", hint="Choose a new folder.")
+        return
+    if out.suffix.lower() not in _CSV_SUFFIXES or out.is_dir():
+        raise InputError(f"--out {out} is not the name of a CSV file.", hint="Pass a file, for example --out split.csv")
+    if out.exists() and not force:
+        same = source.exists() and out.samefile(source)
+        raise InputError(
+            f"{out} {'is the cohort table itself' if same else 'already exists'}.",
+            hint="Choose another name with --out. --force would replace your cohort table."
+            if same
+            else "Choose another name with --out, or overwrite the file with --force.",
+        )
+
+
+def find_existing_splits(cohort: Cohort, *, for_folds: bool, force: bool) -> list[TableProblem]:
+    """Return the problems of the splits that the table already has, or one problem if they would be replaced.
+
+    With `force`, splits may be replaced, and those that will be replaced are not checked.
+    """
+    split: list[int | None] = [None] if any(row.split for row in cohort.rows) else []
+    folds: list[int | None] = [int(name.removeprefix("fold_")) for name in fold_names(cohort)]
+    kept, replaced = ([], [*split, *folds]) if for_folds else (folds, split)
+    checked = kept if force else [*kept, *replaced]
+    problems = [problem for fold in checked for problem in find_split_problems(cohort, fold)]
+    if replaced and not force and not problems:
+        problems.append(
+            TableProblem(
+                f"the table already has valid {'folds' if for_folds and folds else 'splits'}",
+                hint="Replace them with --force, or use them: "
+                f"tapfm config --cohort {shlex.quote(str(cohort.table_path))} --out run.toml",
+            )
+        )
+    return problems
 
 
 def split_cohort(
@@ -94,15 +128,38 @@ def split_cohort(
     return CohortSplit(cohort, resolutions, splits, split_names)
 
 
-def write_split_table(result: CohortSplit, source: Path, out: Path, *, moved: bool) -> None:
-    """Write the cohort table with its new splits.
-
-    moved: the slides may not be at the paths in the source table.
-    """
+def write_split_table(result: CohortSplit, out: Path, targets: Sequence[str], *, layout: str, force: bool) -> list[Path]:
+    """Write the cohort table with its new splits, or the files of another tool's layout. Returns the paths."""
+    if layout == "tapfm":
+        files = {out: _format_split_table(result.cohort, result.splits, out)}
+    else:
+        contents = format_split_layout(layout, _list_split_slides(result, out), targets, out.name)
+        files = {out / name: content for name, content in contents.items()}
+        if existing := [path for path in files if path.exists() and not force]:
+            raise InputError(
+                f"{existing[0]} already exists.", hint="Choose another folder with --out, or overwrite with --force."
+            )
     try:
-        write_atomically(out, _format_split_table(result.cohort, result.splits, source, out, moved=moved))
+        for path, content in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, content)
     except OSError as error:
-        raise InputError(f"{out} cannot be written ({error}).", hint="Choose another file with --out.") from error
+        raise InputError(f"{out} cannot be written ({error}).", hint="Choose another place with --out.") from error
+    return list(files)
+
+
+def _list_split_slides(result: CohortSplit, out: Path) -> list[SplitSlide]:
+    """Return the slides as the layouts of other tools need them. Paths are relative to the folder `out`."""
+    return [
+        SplitSlide(
+            row.slide_id,
+            "" if row.missing else _relative_path(row.path, out.absolute()),
+            row.patient_id,
+            row.labels,
+            {column: splits[row.slide_id] for column, splits in result.splits.items()},
+        )
+        for row in result.cohort.rows
+    ]
 
 
 def _assign_split_columns(
@@ -114,48 +171,10 @@ def _assign_split_columns(
     return {f"fold_{index}": fold for index, fold in enumerate(assign_folds(patients, folds, seed))}
 
 
-def _check_files(source: Path, out: Path, *, force: bool) -> None:
-    """Raise InputError if the source is not a table or the output would overwrite a file."""
-    if source.is_dir() or (source.exists() and source.suffix.lower() not in (*TABLE_SUFFIXES, ".xlsx")):
-        command = f"tapfm inspect {shlex.quote(str(source))} --write-cohort cohort.csv"
-        raise InputError(
-            f"{source} is not a cohort table.",
-            hint=f"Create a table with this command, then add patients and labels to the table: {command}",
-        )
-    if out.suffix.lower() not in TABLE_SUFFIXES or out.is_dir():
-        raise InputError(f"--out {out} is not the name of a CSV file.", hint="Pass a file, for example --out split.csv")
-    if out.exists() and not force:
-        same = source.exists() and out.samefile(source)
-        raise InputError(
-            f"{out} {'is the cohort table itself' if same else 'already exists'}.",
-            hint="Choose another name with --out. --force would replace your cohort table."
-            if same
-            else "Choose another name with --out, or overwrite the file with --force.",
-        )
-
-
-def _check_existing_splits(cohort: Cohort, *, for_folds: bool, force: bool) -> None:
-    """Raise an error if the table has invalid splits, or valid ones that would be replaced.
-
-    With `force`, splits may be replaced, and those that will be replaced are not checked.
-    """
-    split: list[int | None] = [None] if any(row.split for row in cohort.rows) else []
-    folds: list[int | None] = [int(name.removeprefix("fold_")) for name in fold_names(cohort)]
-    kept, replaced = ([], [*split, *folds]) if for_folds else (folds, split)
-    for fold in kept if force else [*kept, *replaced]:
-        read_splits(cohort, fold)
-    if replaced and not force:
-        raise InputError(
-            f"{cohort.table_path} already has valid {'folds' if for_folds and folds else 'splits'}.",
-            hint="Replace them with --force, or use them: "
-            f"tapfm config --cohort {shlex.quote(str(cohort.table_path))} --out run.toml",
-        )
-
-
 def _read_resolutions(rows: Sequence[SlideRow], workers: int, console: Console) -> dict[str, str]:
     """Return the scan resolution (40x, 20x or 10x) by slide id, from the table or the slide file, where it is known."""
     found = {row.slide_id: resolution for row in rows if (resolution := _read_resolution_from_row(row))}
-    unread = [row for row in rows if row.slide_id not in found and row.path.exists()]
+    unread = [row for row in rows if row.slide_id not in found and not row.missing]
     if unread:
         console.print(f"Reading the scan resolution of {format_count(len(unread), 'slide')}.")
         jobs = {row.slide_id: row.path for row in unread}
@@ -172,11 +191,8 @@ def _read_resolution_from_row(row: SlideRow) -> str | None:
     """Return the scan resolution given by the column `mpp` or `objective`; None if both are missing or invalid."""
     if row.mpp is not None:
         return _resolution_from_mpp(row.mpp)
-    written = next((text for name, text in row.labels.items() if name.lower() == "objective"), "")
-    try:
-        objective = parse_mpp(written.lower().removesuffix("x"))
-    except ValueError:
-        return None
+    written = next((text for name, text in row.labels.items() if normalise_column_name(name) == "objective"), "")
+    objective = parse_positive_number(written.lower().removesuffix("x"))
     return _resolution_from_mpp(nominal_mpp(objective)) if objective else None
 
 
@@ -194,29 +210,31 @@ def _resolution_from_mpp(mpp: float) -> str:
     return next((name for name, coarsest in _MAX_MPP.items() if mpp <= coarsest), _LOWEST_RESOLUTION)
 
 
-def _format_split_table(
-    cohort: Cohort, splits: Mapping[str, Mapping[str, str]], source: Path, out: Path, *, moved: bool
-) -> bytes:
+def _format_split_table(cohort: Cohort, splits: Mapping[str, Mapping[str, str]], out: Path) -> bytes:
     """Return the table with its splits as CSV. Paths are rewritten if the table or its slides moved."""
-    header, records = parse_table(source)
-    columns = find_columns(source, header)
-    table = [record + [""] * (len(header) - len(record)) for _, record in records]
+    source = cohort.table_path
+    assert source is not None
+    text = read_source_table(source, cohort.options)
+    columns = find_columns(text.columns, [cells for _, cells in text.records], cohort.options.patient_column)
+    roles = columns.by_role
+    header, table = list(text.columns), [[cells[name] for name in text.columns] for _, cells in text.records]
     folder = out.absolute().parent
-    if moved or folder.resolve() != source.absolute().parent.resolve():
-        path = columns.get("path", "path")
+    if cohort.options.slides is not None or folder.resolve() != source.absolute().parent.resolve():
+        path = roles.get("path", "path")
         texts = _read_column(header, table, path)
-        paths = [_format_slide_path(folder, row.path, text) for row, text in zip(cohort.rows, texts, strict=True)]
+        paths = [_format_slide_path(folder, row, text) for row, text in zip(cohort.rows, texts, strict=True)]
         if any(paths):
             _set_column(header, table, path, paths)
-        if "slide_id" in columns:  # with a path an id is read unchanged, without one its suffix is removed
-            ids = _read_column(header, table, columns["slide_id"])
+        if "slide_id" in roles:  # with a path an id is read unchanged, without one its suffix is removed
+            ids = _read_column(header, table, roles["slide_id"])
             known = [row.slide_id if path else text for row, path, text in zip(cohort.rows, paths, ids, strict=True)]
-            _set_column(header, table, columns["slide_id"], known)
+            _set_column(header, table, roles["slide_id"], known)
     if "split" not in splits:  # remove old folds, and a split that training would use instead
-        kept = [i for i, name in enumerate(header) if parse_fold_column(name) is None and name != columns.get("split")]
+        old = {*columns.folds.values(), roles.get("split")}
+        kept = [i for i, name in enumerate(header) if name not in old]
         header, table = [header[index] for index in kept], [[record[index] for index in kept] for record in table]
     for column, split_by_slide in splits.items():
-        name = columns.get("split", column) if column == "split" else column
+        name = roles.get("split", column) if column == "split" else column
         _set_column(header, table, name, [split_by_slide[row.slide_id] for row in cohort.rows])
     return csv_text(header, table).encode()
 
@@ -236,11 +254,11 @@ def _set_column(header: list[str], table: Sequence[list[str]], name: str, values
         record[header.index(name)] = value
 
 
-def _format_slide_path(folder: Path, path: Path, text: str) -> str:
-    """Return a slide's path for a table in this folder; empty if the table had none and no slide was found."""
-    if not (text or path.exists()):
-        return ""
-    return text if Path(text).is_absolute() and path == Path(text) else _relative_path(path, folder)
+def _format_slide_path(folder: Path, row: SlideRow, text: str) -> str:
+    """Return a slide's path for a table in this folder; unchanged if the slide file was not found."""
+    if row.missing and (not text or Path(text).is_absolute() or PureWindowsPath(text).drive):
+        return text
+    return text if Path(text).is_absolute() and row.path == Path(text) else _relative_path(row.path, folder)
 
 
 def _relative_path(path: Path, folder: Path) -> str:

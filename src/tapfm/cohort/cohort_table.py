@@ -2,48 +2,43 @@
 
 The format of tapfm is `slide_id,path[,patient_id][,mpp][,split][,cohort][,fold_0,...][,<labels>...]`. Tables of other
 tools are recognised by their columns. Ids are strings (007 stays 007). Paths are relative to the folder of the table.
-The problems of all rows are reported in one error.
+The problems of all rows are reported in one error. A missing slide file is not one of them: only that slide fails.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tapfm.cohort.columns import PATIENT_COLUMN_EXAMPLES, TableColumns, find_columns
+from tapfm.cohort.file_copies import find_copies
+from tapfm.cohort.patients import describe_shared_ids, find_patients_in_ids
+from tapfm.cohort.slide_search import SlideFinder, find_slide_path, slide_id_from_name
+from tapfm.cohort.table_files import TABLE_SUFFIXES, TextTable, read_text_table
+from tapfm.cohort.table_layouts import add_clam_splits, join_clini
+from tapfm.cohort.table_problems import TableProblem, raise_problems
 from tapfm.errors import CohortError
-from tapfm.slides.opening import SLIDE_SUFFIXES, find_slides, is_slide_name
+from tapfm.slides.opening import SLIDE_SUFFIXES, find_slides
+from tapfm.slides.readers.parsing import parse_positive_number
 
-# Role of a column, and the names that tapfm and other tools use for it, in lower case.
-_COLUMN_NAMES: dict[str, tuple[str, ...]] = {
-    "slide_id": ("slide_id",),
-    "path": ("path", "slide_path", "slide", "wsi", "filename"),
-    "patient_id": ("patient_id", "case_id", "patient"),
-    "mpp": ("mpp",),
-    "split": ("split", "set"),
-    "cohort": ("cohort",),
-}
-# Known layouts and the columns they require; the first match is used.
-_LAYOUTS: dict[str, tuple[str, ...]] = {
-    "tapfm": ("slide_id", "path"),
-    "TAPFM reference": ("slide", "slide_id", "set"),
-    "TRIDENT": ("wsi",),
-    "STAMP": ("patient", "filename"),
-    "Patho-Bench": ("case_id", "slide_id", "fold_0"),
-    "CLAM": ("case_id", "slide_id"),
-    "nnMIL": ("slide_id", "patient_id"),
-    "list of ids": ("slide_id",),
-    "list of paths": ("path",),
-}
-_DUPLICATE_COLUMNS_HINT = "Rename or remove all but one of them."
+# Texts that mean a missing value, ignoring case; an empty cell always does
+MISSING_VALUES = ("NA", "N/A", "#N/A", "nan", "null", "none", "unknown", ".")
 _MAX_ID_BYTES = 200
-_MAX_LISTED = 20  # problems listed in an error message
-TABLE_SUFFIXES = (".csv", ".tsv", ".txt")
-_FEATURE_SUFFIXES = (".h5", ".pt")  # columns such as FILENAME of STAMP contain feature files instead of slides
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """How to read a cohort table."""
+
+    slides: Path | None = None  # folder to search for slides
+    encoding: str | None = None  # None: UTF-8 or UTF-16
+    patient_column: str = ""  # empty: recognised by its name
+    slides_are_patients: bool = False  # every slide is from another patient
+    missing_values: tuple[str, ...] = MISSING_VALUES
+    clini: Path | None = None  # STAMP's table of patients, to join with a table of slides
+    clam_splits: Path | None = None  # CLAM's splits_0.csv, or the folder of splits_0.csv, splits_1.csv, ...
 
 
 @dataclass(frozen=True)
@@ -58,16 +53,23 @@ class SlideRow:
     cohort: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)  # text of the cells; parsed by the task
     folds: Mapping[str, str] = field(default_factory=dict)  # text of the columns fold_0, fold_1, ...
+    row: int = 0  # number in the table; the header is row 1
+    missing: str = ""  # why there is no slide file; empty if there is one
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """The slides of a cohort table, and the layout of the table."""
+    """The slides of a cohort table, and how the table was read."""
 
     rows: tuple[SlideRow, ...]
     layout: str
     label_names: tuple[str, ...] = ()
     table_path: Path | None = None  # None for a folder or a single slide
+    options: TableOptions = TableOptions()
+    columns: tuple[str, ...] = ()  # all columns of the table
+    patient_column: str = ""  # empty: every slide counts as its own patient
+    notes: tuple[str, ...] = ()  # choices made when reading
+    patient_warnings: tuple[str, ...] = ()  # for commands that split or evaluate
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -81,51 +83,62 @@ class Cohort:
                 hint=f"Available ids: {', '.join(sorted(known)[:8])}{', ...' if len(known) > 8 else ''}",
             )
 
+    def is_missing(self, text: str) -> bool:
+        """Return whether the text of a cell means that the value is missing."""
+        return not text or text.casefold() in {each.casefold() for each in self.options.missing_values}
 
-class SlideFinder:
-    """Finds slides below a folder by file name or id. Searches on first use.
+    @property
+    def summary(self) -> str:
+        """One sentence: number of slides and patients, and where patients come from."""
+        patients = len({row.patient_id for row in self.rows})
+        by = f"column '{self.patient_column}'" if self.patient_column else "every slide is its own patient"
+        return f"Read {len(self):,} slides of {patients:,} patients ({by}) from {self.table_path}."
 
-    explicit: whether the user passed the folder with --slides.
-    """
-
-    def __init__(self, folder: Path, *, explicit: bool) -> None:
-        self.folder, self.explicit = folder, explicit
-        self.row_by_file: dict[Path, int] = {}  # row of the table that uses each file found
-        self._found: dict[str, list[Path]] | None = None
-
-    def find(self, name: str) -> list[Path]:
-        """Return the slides with this file name, or with this id if the name has no slide suffix."""
-        if self._found is None:
-            self._found = defaultdict(list)
-            for path in find_slides(self.folder):
-                for key in {path.name, _slide_id_from_name(path.name)}:
-                    self._found[key].append(path)
-        # a missing slide must not be replaced by another file with the same id
-        return self._found.get(name) or ([] if is_slide_name(name) else self._found.get(_slide_id_from_name(name), []))
+    @property
+    def missing_files_note(self) -> str:
+        """One sentence about slides without a file; empty if there are none."""
+        missing = [row for row in self.rows if row.missing]
+        if not missing:
+            return ""
+        return f"{len(missing):,} of {len(self):,} slide files were not found, for example {missing[0].missing}."
 
 
-def _slide_id_from_name(name: str) -> str:
-    """Return a file name without the suffix of a slide or feature file; other dots are part of the id."""
-    stem = Path(name).name
-    for suffix in (*_FEATURE_SUFFIXES, ".ome.tiff", ".ome.tif", *SLIDE_SUFFIXES):
-        if stem.lower().endswith(suffix) and len(stem) > len(suffix):
-            return stem[: -len(suffix)]
-    return stem
+Check = Callable[[Cohort], Iterable[TableProblem]]
 
 
-def read_cohort(source: Path, slides_folder: Path | None = None, *, must_exist: bool = True) -> Cohort:
+def read_cohort(source: Path, options: TableOptions = TableOptions(), *, checks: Sequence[Check] = ()) -> Cohort:
     """Read a cohort table, a folder of slides, or a single slide.
 
-    Raises CohortError with the problems of all rows. must_exist: a slide without a file is a problem.
+    checks: functions that find more problems, for example of the labels. Raises one CohortError with the problems of
+    the table, of all rows and of all checks.
     """
     if not source.exists():
         raise CohortError(
-            f"{source} does not exist.", hint="Pass a cohort table (CSV), a folder of slides, or a slide."
+            f"{source} does not exist.", hint="Pass a cohort table (CSV or Excel), a folder of slides, or a slide."
         )
-    if source.is_dir() or source.suffix.lower() not in (*TABLE_SUFFIXES, ".xlsx"):
-        return _cohort_from_files(source)
-    finder = SlideFinder(slides_folder or source.parent, explicit=slides_folder is not None)
-    return _read_table(source, finder, must_exist=must_exist)
+    if source.is_dir() or source.suffix.lower() not in TABLE_SUFFIXES:
+        cohort = _cohort_from_files(source)
+        raise_problems(source, [problem for check in checks for problem in check(cohort)])
+        return cohort
+    cohort, problems = _parse_table(read_source_table(source, options), options)
+    problems += [problem for check in checks for problem in check(cohort)]
+    if problems:
+        missing = [TableProblem(row.missing, (row.row,), _MISSING_FILE_HINT) for row in cohort.rows if row.missing]
+        raise_problems(source, problems, missing)
+    return cohort
+
+
+_MISSING_FILE_HINT = "Paths are relative to the folder of the table; pass --slides FOLDER to search another folder."
+
+
+def read_source_table(source: Path, options: TableOptions) -> TextTable:
+    """Return a table as text, joined with the tables of other tools that the options name."""
+    table = read_text_table(source, options.encoding)
+    if options.clini is not None:
+        table = join_clini(table, read_text_table(options.clini, options.encoding))
+    if options.clam_splits is not None:
+        table = add_clam_splits(table, options.clam_splits)
+    return table
 
 
 def _cohort_from_files(source: Path) -> Cohort:
@@ -157,208 +170,153 @@ def list_folder_slides(folder: Path) -> list[SlideRow]:
 
 
 def _row_from_file(path: Path) -> SlideRow:
-    slide_id = _slide_id_from_name(path.absolute().name)
+    slide_id = slide_id_from_name(path.absolute().name)
     return SlideRow(slide_id, path, slide_id)
 
 
-def _read_table(source: Path, finder: SlideFinder, *, must_exist: bool) -> Cohort:
-    header, records = parse_table(source)
-    columns = find_columns(source, header)
-    label_names = tuple(name for name in header if name not in columns.values() and _is_label_column(name))
-    problems: list[str] = []
-    rows: list[SlideRow] = []
-    row_numbers: dict[str, int] = {}
-    for row_number, record in records:
-        if len(record) > len(header):
-            problems.append(f"row {row_number}: {len(record)} fields, but the header has {len(header)} columns")
-            continue
-        values = dict(zip(header, [*record, *[""] * (len(header) - len(record))], strict=True))
-        row = _parse_row(
-            row_number, values, columns, label_names, source.parent, finder, problems, must_exist=must_exist
-        )
-        if row is None:
-            continue
-        if row.slide_id in row_numbers:
-            problems.append(
-                f"row {row_number}: duplicate slide_id '{row.slide_id}', also in row {row_numbers[row.slide_id]}"
-            )
-            continue
-        row_numbers[row.slide_id] = row_number
-        rows.append(row)
-    if not rows and not problems:
-        problems.append("no rows below the header")
-    if problems:
-        count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-        if len(problems) > _MAX_LISTED:
-            problems = [*problems[:_MAX_LISTED], f"... and {len(problems) - _MAX_LISTED:,} more"]
+def _parse_table(table: TextTable, options: TableOptions) -> tuple[Cohort, list[TableProblem]]:
+    """Return the valid rows of a table as a cohort, and the problems of the others."""
+    source = table.source
+    cells = [record for _, record in table.records]
+    columns = find_columns(table.columns, cells, options.patient_column)
+    if "slide_id" not in columns.by_role and "path" not in columns.by_role:
         raise CohortError(
-            f"{source} has {count}:\n  " + "\n  ".join(problems),
-            hint="Fix the table. Paths are relative to its folder; pass --slides FOLDER to search another folder.",
-        )
-    return Cohort(tuple(rows), _detect_layout(header), label_names, source)
-
-
-def parse_table(source: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Return the header of a table, and its records with their row numbers; the header is row 1."""
-    hint = "A cohort table is a CSV file in UTF-8 whose first row contains the column names: slide_id,path,..."
-    if source.suffix.lower() == ".xlsx":
-        raise CohortError(f"{source} is an Excel file.", hint="Save it as CSV (UTF-8) and use that file.")
-    try:
-        text = source.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CohortError(f"{source} cannot be read ({error}).", hint=hint) from error
-    first = text.partition("\n")[0]
-    delimiter = max(",\t;", key=first.count)
-    try:
-        reader = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True)
-        header = [name.strip() for name in next(reader, [])]
-        records = [(reader.line_num, [value.strip() for value in record]) for record in reader if any(record)]
-    except csv.Error as error:
-        raise CohortError(f"{source}, row {reader.line_num}: not a valid CSV file ({error}).", hint=hint) from error
-    if not any(header):
-        raise CohortError(f"{source} is empty.", hint=hint)
-    if repeated := sorted({name for name in header if name and header.count(name) > 1}):
-        raise CohortError(f"{source} has duplicate columns: {', '.join(repeated)}.", hint=_DUPLICATE_COLUMNS_HINT)
-    return header, records
-
-
-def find_columns(source: Path, header: list[str]) -> dict[str, str]:
-    """Return the column name of each role in the table, such as {"slide_id": "Slide_ID"}."""
-    lower = {name.lower(): name for name in header}
-    known = {name for names in _COLUMN_NAMES.values() for name in names}
-    if repeated := sorted(name for name in known if [each.lower() for each in header].count(name) > 1):
-        raise CohortError(f"{source} has duplicate columns: {', '.join(repeated)}.", hint=_DUPLICATE_COLUMNS_HINT)
-    columns = {}
-    for role, names in _COLUMN_NAMES.items():
-        for name in names:
-            if name in lower:
-                columns[role] = lower[name]
-                break
-    if "slide_id" not in columns and "path" not in columns:
-        raise CohortError(
-            f"{source} has no column with slides; its columns are {', '.join(header)}.",
+            f"{source} has no column with slides; its columns are {', '.join(filter(None, table.columns))}.",
             hint="Add slide_id and path. Tables of CLAM, STAMP, TRIDENT, Patho-Bench and nnMIL are also supported.",
         )
-    return columns
+    problems = [TableProblem(text, (row,)) for row, text in table.problems] + list(columns.problems)
+    empty = Cohort((), columns.layout, columns.labels, source, options, table.columns)
+    finder = SlideFinder(options.slides or source.parent, explicit=options.slides is not None)
+    rows = [
+        row for number, record in table.records if (row := _parse_row(number, record, columns, empty, finder, problems))
+    ]
+    if not rows and not problems:
+        problems.append(TableProblem("no rows below the header"))
+    problems += _find_repeated_slides(rows)
+    rows = list({row.slide_id: row for row in reversed(rows)}.values())[::-1]
+    patients, patient_problems = _find_patient_problems(rows, columns, options)
+    problems += patient_problems
+    cohort = replace(
+        empty,
+        rows=tuple(rows),
+        patient_column=columns.by_role.get("patient_id", ""),
+        notes=(*table.notes, *columns.notes),
+        patient_warnings=patients,
+    )
+    return cohort, problems
 
 
-def _detect_layout(header: list[str]) -> str:
-    """Return the name of the layout that matches the columns."""
-    lower = {name.lower() for name in header}
-    return next((name for name, columns in _LAYOUTS.items() if lower.issuperset(columns)), "table")
+def _find_repeated_slides(rows: Sequence[SlideRow]) -> list[TableProblem]:
+    """Return a problem for each slide_id, and for each slide file, that is listed more than once."""
+    problems = []
+    by_id: dict[str, list[SlideRow]] = defaultdict(list)
+    for row in rows:
+        by_id[row.slide_id].append(row)
+    for slide_id, same in by_id.items():
+        if len(same) > 1:
+            numbers = tuple(row.row for row in same)
+            problems.append(TableProblem(f"duplicate slide_id '{slide_id}'", numbers, "List each slide once."))
+    first = {same[0].row: same[0] for same in by_id.values()}
+    for numbers, what in find_copies({number: row.path for number, row in first.items() if not row.missing}):
+        named = ", ".join(f"{first[number].slide_id} ({first[number].path.name})" for number in numbers[:3])
+        patients = list(dict.fromkeys(first[number].patient_id for number in numbers))
+        under = f", listed under {len(patients)} patients: {', '.join(patients[:3])}" if len(patients) > 1 else ""
+        problems.append(TableProblem(
+            f"{named} are {what}{under}", tuple(numbers), "List each slide file once, under the right patient."
+        ))
+    return problems
 
 
-def _is_label_column(name: str) -> bool:
-    """Return whether a column may contain labels: it has a name and is not a fold."""
-    return bool(name) and parse_fold_column(name) is None
-
-
-def parse_fold_column(name: str) -> str | None:
-    """Return the normalised name of a fold column, such as fold_0; None for other columns."""
-    return f"fold_{int(name[5:])}" if name.lower().startswith("fold_") and name[5:].isdecimal() else None
+def _find_patient_problems(
+    rows: Sequence[SlideRow], columns: TableColumns, options: TableOptions
+) -> tuple[tuple[str, ...], list[TableProblem]]:
+    """Return warnings about patients for commands that split or evaluate, and problems."""
+    column = columns.by_role.get("patient_id", "")
+    patients = {row.slide_id: row.patient_id for row in rows}
+    if options.slides_are_patients:
+        shared = [patient for patient, count in Counter(patients.values()).items() if count > 1]
+        if column and shared:
+            return (), [TableProblem(
+                f"{len(shared):,} patients in column '{column}' have several slides, for example {shared[0]}",
+                hint="Omit --slides-are-patients.",
+            )]
+        return (), []
+    warnings = []
+    kind, groups = find_patients_in_ids(patients, has_patient_column=bool(column))
+    if not column:
+        warnings.append(
+            "No column of patients: every slide counts as its own patient. If a patient has several slides, they can be "
+            "in training and in test, and the test results are too good. Name the column with --patient-column NAME "
+            f"(recognised names: {PATIENT_COLUMN_EXAMPLES}), or pass --slides-are-patients if every slide is from "
+            "another patient."
+        )
+    if groups:
+        warnings.append(describe_shared_ids(kind, groups) + " They are not merged: check the patients.")
+    return tuple(warnings), []
 
 
 def _parse_row(
-    row_number: int,
-    values: dict[str, str],
-    columns: dict[str, str],
-    label_names: tuple[str, ...],
-    base: Path,
+    number: int,
+    record: Mapping[str, str],
+    columns: TableColumns,
+    cohort: Cohort,
     finder: SlideFinder,
-    problems: list[str],
-    *,
-    must_exist: bool,
+    problems: list[TableProblem],
 ) -> SlideRow | None:
     """Return the slide of one record, or None after adding its problems to `problems`."""
-    given = {role: values[column] for role, column in columns.items()}
+    given = {role: record[column] for role, column in columns.by_role.items()}
     slide_name = given.get("slide_id") or given.get("path", "")
     if not slide_name:
-        problems.append(f"row {row_number}: neither slide_id nor path is given")
+        problems.append(TableProblem("neither slide_id nor path is given", (number,)))
         return None
     # With a path, the id is used unchanged. Without one it may be a file name, as in CLAM's process_list_autogen.csv.
-    slide_id = slide_name if given.get("slide_id") and given.get("path") else _slide_id_from_name(slide_name)
+    slide_id = slide_name if given.get("slide_id") and given.get("path") else slide_id_from_name(slide_name)
+    valid = True
     if "/" in given.get("slide_id", "") or not _is_valid_file_name(slide_id):
         rule = f"no / or \\, only printable characters, no leading dot, at most {_MAX_ID_BYTES} bytes"
-        problems.append(f"row {row_number}: slide_id {slide_name!r} cannot be used as a file name ({rule})")
+        problems.append(TableProblem(f"slide_id {slide_name!r} cannot be used as a file name ({rule})", (number,)))
+        valid = False
+    text = given.get("mpp", "")
+    mpp = None if cohort.is_missing(text) else parse_positive_number(text)
+    if mpp is None and not cohort.is_missing(text):
+        problems.append(TableProblem(
+            f"mpp '{text}' is not a positive number of microns per pixel, such as 0.25", (number,)
+        ))
+        valid = False
+    patient_id = given.get("patient_id", "")
+    if "patient_id" in given and cohort.is_missing(patient_id):
+        problems.append(TableProblem(
+            f"no patient in column '{columns.by_role['patient_id']}'",
+            (number,),
+            "Write the patient of every slide; for a patient with one slide, any id that no other patient has.",
+        ))
+        valid = False
+    path, missing, problem = find_slide_path(number, given.get("path", ""), slide_name, cohort_folder(cohort), finder)
+    if problem:
+        problems.append(TableProblem(problem, (number,)))
+    if not valid or problem:
         return None
-    path = _find_slide_path(
-        row_number, given.get("path", ""), slide_name, base, finder, problems, must_exist=must_exist
-    )
-    try:
-        mpp = parse_mpp(given.get("mpp", ""))
-    except ValueError:
-        problems.append(
-            f"row {row_number}: mpp '{given['mpp']}' is not a positive number of microns per pixel, such as 0.25"
-        )
-        return None
-    if path is None:
-        return None
+    split = given.get("split", "")
     return SlideRow(
         slide_id=slide_id,
         path=path,
-        patient_id=given.get("patient_id") or slide_id,
+        patient_id=patient_id or slide_id,
         mpp=mpp,
-        split=given.get("split") or None,
+        split=None if cohort.is_missing(split) else split,
         cohort=given.get("cohort") or None,
-        labels={name: values[name] for name in label_names},
-        folds={fold: text for name, text in values.items() if (fold := parse_fold_column(name))},
+        labels={name: record[name] for name in columns.labels},
+        folds={fold: "" if cohort.is_missing(record[name]) else record[name] for fold, name in columns.folds.items()},
+        row=number,
+        missing=missing,
     )
+
+
+def cohort_folder(cohort: Cohort) -> Path:
+    """Return the folder that relative paths of the table refer to."""
+    return cohort.table_path.parent if cohort.table_path is not None else Path()
 
 
 def _is_valid_file_name(slide_id: str) -> bool:
     """Return whether an id without "/" can be used as a file name."""
     short = len(slide_id.encode()) <= _MAX_ID_BYTES
     return short and slide_id.isprintable() and "\\" not in slide_id and not slide_id.startswith(".")
-
-
-def _find_slide_path(
-    row_number: int,
-    text: str,
-    slide_name: str,
-    base: Path,
-    finder: SlideFinder,
-    problems: list[str],
-    *,
-    must_exist: bool,
-) -> Path | None:
-    """Return a slide's file: at the path in the table, or by its name below the slides folder.
-
-    If the table contains a slide path with folders, another file of that name is used only if the user passed the
-    slides folder, because it may belong to another patient.
-    """
-    expected = base / text if text else None
-    is_slide_path = bool(text) and not text.lower().endswith(_FEATURE_SUFFIXES)
-    name = Path(text or slide_name).name
-    if is_slide_path:
-        for path in (base / text, finder.folder / text):
-            if path.exists():
-                return path
-    found: list[Path] = []
-    if not is_slide_path or finder.explicit or name == text:
-        found = finder.find(name)
-    if len(found) == 1:
-        if (first := finder.row_by_file.setdefault(found[0], row_number)) != row_number:
-            problems.append(
-                f"row {row_number}: the only file found for {name} is {found[0]}, which row {first} already uses"
-            )
-            return None
-        return found[0]
-    if len(found) > 1:
-        problems.append(f"row {row_number}: several files match {name}: {', '.join(map(str, found))}")
-        return None
-    if not must_exist:
-        return expected or base / slide_name
-    searched_name = name if is_slide_name(name) else f"{_slide_id_from_name(name)}.*"
-    missing = f"{expected} does not exist" if is_slide_path else f"no slide {searched_name} below {finder.folder}"
-    problems.append(f"row {row_number}: {missing}")
-    return None
-
-
-def parse_mpp(text: str) -> float | None:
-    """Parse microns per pixel; None if the text is empty, NA, NaN or None. Raises ValueError if it is invalid."""
-    if text.lower() in ("", "na", "nan", "none"):
-        return None
-    value = float(text)
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(text)
-    return value

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tapfm.cohort.cohort_table import Cohort, SlideRow
+from tapfm.cohort.table_problems import TableProblem, raise_problems
 from tapfm.errors import CohortError, InputError, SettingError
 from tapfm.runtime.seeding import make_rng
 
@@ -25,7 +26,7 @@ _SPELLINGS: dict[str, tuple[str, ...]] = {
     TEST: ("test", "testing", "holdout"),
 }
 _FOLD_RANGE = (3, 20)  # minimum and maximum; training, validation and test need at least one part each
-_MAX_LISTED = 20  # patients listed in an error message
+_MAX_LISTED = 20  # names listed in a message
 
 Category = tuple[str, str]  # a property to balance, and its value: ("label FGFR3", "1")
 _ALL_SLIDES: Category = ("slides", "all")
@@ -57,40 +58,44 @@ def read_splits(cohort: Cohort, fold: int | None = None) -> dict[str, str]:
     Slides without a split are excluded. Raises CohortError if no slide has one, and for unknown splits and patients in
     several splits.
     """
+    raise_problems(cohort.table_path or Path("The cohort"), find_split_problems(cohort, fold))
+    return {row.slide_id: parse_split(text) for row in cohort.rows if (text := _split_text(row, fold))}
+
+
+def _split_text(row: SlideRow, fold: int | None) -> str:
+    return (row.split if fold is None else row.folds.get(f"fold_{fold}")) or ""
+
+
+def find_split_problems(cohort: Cohort, fold: int | None = None) -> list[TableProblem]:
+    """Return the problems of the column `split`, or of a fold's column: missing, unknown splits, patients in several."""
     column = "split" if fold is None else f"fold_{fold}"
-    written = [(row, row.split if fold is None else row.folds.get(column)) for row in cohort.rows]
     assigned: list[tuple[SlideRow, str]] = []
-    unknown: dict[str, list[str]] = defaultdict(list)
+    unknown: dict[str, list[int]] = defaultdict(list)
     hint = ""
-    for row, text in written:
-        if not text:
+    for row in cohort.rows:
+        if not (text := _split_text(row, fold)):
             continue
         try:
             assigned.append((row, parse_split(text)))
         except CohortError as error:
-            unknown[text].append(row.slide_id)
+            unknown[text].append(row.row)
             hint = f"{error.hint} Leave the cell empty to exclude the slide."
-    if unknown:
-        listed = [f"'{text}': {format_names(slide_ids, 3)}" for text, slide_ids in unknown.items()]
-        raise CohortError(
-            f"The column {column} contains values that are not splits:\n  " + "\n  ".join(listed), hint=hint
-        )
+    problems = [
+        TableProblem(f"'{text}' in column {column} is not a split", tuple(rows), hint) for text, rows in unknown.items()
+    ]
     command = _split_command(cohort) if fold is None else _split_command(cohort, "--folds", "5")
-    if not assigned:
+    if not assigned and not unknown:
         found = [name.removeprefix("fold_") for name in fold_names(cohort)]
         if fold is not None and (found or any(row.split for row in cohort.rows)):
             command += " --force"  # tapfm split replaces existing splits only with this option
-        raise CohortError(
-            f"The cohort table has no {column}, so the slides for training are unknown.",
-            hint=(
-                f"Set cohort.fold to a fold of the table ({', '.join(found)}), or create splits: "
-                if found
-                else "Create splits: "
+        use_fold = f"Set cohort.fold to a fold of the table ({', '.join(found)}), or create splits: " if found else ""
+        problems.append(
+            TableProblem(
+                f"there is no column {column}, so the slides for training are unknown",
+                hint=f"{use_fold or 'Create splits: '}{command}",
             )
-            + command,
         )
-    _check_patient_overlap(assigned, column, command=f"{command} --force")
-    return {row.slide_id: split for row, split in assigned}
+    return [*problems, *_find_patient_overlap(assigned, column, command=f"{command} --force")]
 
 
 def fold_names(cohort: Cohort) -> list[str]:
@@ -106,30 +111,31 @@ def _split_command(cohort: Cohort, *options: str) -> str:
     return shlex.join(["tapfm", "split", str(source), "--out", str(out), *options])
 
 
-def _check_patient_overlap(
+def _find_patient_overlap(
     assigned: Iterable[tuple[SlideRow, str]],
     column: str = "split",
     command: str = "tapfm split COHORT.csv --out SPLIT.csv --force",
-) -> None:
-    """Raise CohortError if slides of a patient are in several splits (data leakage)."""
-    slide_ids_by_patient: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+) -> list[TableProblem]:
+    """Return a problem for each patient whose slides are in several splits (data leakage)."""
+    rows_by_patient: dict[str, dict[str, list[SlideRow]]] = defaultdict(lambda: defaultdict(list))
     for row, split in assigned:
-        slide_ids_by_patient[row.patient_id][split].append(row.slide_id)
-    overlapping = {patient: by_split for patient, by_split in slide_ids_by_patient.items() if len(by_split) > 1}
-    if not overlapping:
-        return
-    lines = [
-        f"{patient}: "
-        + "; ".join(f"{split} has {format_names(by_split[split])}" for split in SPLITS if split in by_split)
-        for patient, by_split in list(overlapping.items())[:_MAX_LISTED]
-    ]
-    if len(overlapping) > _MAX_LISTED:
-        lines.append(f"... and {len(overlapping) - _MAX_LISTED:,} more patients")
-    count = "1 patient is" if len(overlapping) == 1 else f"{len(overlapping):,} patients are"
-    raise CohortError(
-        f"{count} in more than one split (column {column}):\n  " + "\n  ".join(lines),
-        hint=f"Put all slides of a patient into one split, or create new splits: {command}",
-    )
+        rows_by_patient[row.patient_id][split].append(row)
+    problems = []
+    for patient, by_split in rows_by_patient.items():
+        if len(by_split) > 1:
+            listed = "; ".join(
+                f"{split} has {format_names([row.slide_id for row in by_split[split]])}"
+                for split in SPLITS
+                if split in by_split
+            )
+            problems.append(
+                TableProblem(
+                    f"patient {patient} is in more than one split (column {column}): {listed}",
+                    tuple(sorted(row.row for rows in by_split.values() for row in rows)),
+                    f"Put all slides of a patient into one split, or create new splits: {command}",
+                )
+            )
+    return problems
 
 
 def format_names(names: Sequence[str], count: int = _MAX_LISTED) -> str:

@@ -30,3 +30,8 @@ def format_count(number: int, noun: str) -> str:
 def format_command(*arguments: str | Path) -> str:
     """Return a tapfm command line, quoted so that it can be pasted into a shell."""
     return shlex.join(["tapfm", *map(str, arguments)])
+
+
+def format_command_option(option: str, value: str) -> str:
+    """Return an option with its value, quoted so that it can be pasted into a shell."""
+    return f"{option} {shlex.quote(value)}"

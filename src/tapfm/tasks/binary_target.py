@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -21,9 +22,8 @@ from tapfm.results.table import Cell
 from tapfm.tasks import binary_figures, binary_metrics
 from tapfm.tasks.target import FigureData, Label, LinearFit, TargetThresholds
 
-# tools such as pandas write integers as floats if values are missing
-_LABELS: dict[str, int | None] = {"": None, "0": 0, "1": 1, "0.0": 0, "1.0": 1}
-_CLASSES = ("negative", "positive")  # by label
+_NUMBERS = (("0",), ("1",))  # texts of the classes in a column of numbers
+_CLASSES = ("negative", "positive")  # names of the classes in a column of numbers, by label
 _PROBABILITY_TOLERANCE = 1e-3  # between a probability, which other tools round, and the sigmoid of its logit
 _CLUSTERED = "DeLong's method needs independent units, but some patients have several slides"
 
@@ -50,9 +50,35 @@ def _drop_missing(labels: Sequence[Label]) -> list[int]:
     return [1 if label == 1 else 0 for label in labels if label is not None]
 
 
+def normalise_label(text: str) -> str:
+    """Return the text of a label without case; tools such as pandas write 1 as 1.0 if values are missing."""
+    return re.sub(r"^(-?\d+)\.0+$", r"\1", " ".join(text.split()).casefold())
+
+
 @dataclass(frozen=True)
 class BinaryTarget:
-    """A binary target. Implements `TargetKind`; the score is the AUC."""
+    """A binary target. Implements `TargetKind`; the score is the AUC.
+
+    negative, positive: texts of the two classes in the label column.
+    """
+
+    negative: tuple[str, ...] = _NUMBERS[0]
+    positive: tuple[str, ...] = _NUMBERS[1]
+
+    @property
+    def class_names(self) -> tuple[str, str]:
+        """Names of the negative and of the positive class."""
+        return ("/".join(self.negative), "/".join(self.positive)) if self.label_texts else _CLASSES
+
+    @property
+    def label_texts(self) -> dict[str, list[str]]:
+        if (self.negative, self.positive) == _NUMBERS:
+            return {}
+        return {"negative": list(self.negative), "positive": list(self.positive)}
+
+    @property
+    def probability_class(self) -> str:
+        return self.format_label(1)
 
     @property
     def metrics(self) -> Mapping[str, str]:
@@ -72,23 +98,27 @@ class BinaryTarget:
         return "at_sensitivity" if metric in binary_metrics.METRICS_AT_SENSITIVITY else "youden"
 
     def parse_label(self, text: str) -> Label:
-        if text not in _LABELS:
-            raise ValueError(f"a label must be 0, 1 or empty; got {text!r}")
-        return _LABELS[text]
+        if not text:
+            return None
+        for label, texts in enumerate((self.negative, self.positive)):
+            if normalise_label(text) in map(normalise_label, (*texts, "/".join(texts))):
+                return label
+        valid = ", ".join((*self.negative, *self.positive))
+        raise ValueError(f"a label must be {valid} or empty; got {text!r}")
 
     def format_label(self, label: Label) -> str:
-        return "" if label is None else str(int(label == 1))
+        return "" if label is None else "/".join(self.positive if label == 1 else self.negative)
 
     def describe_label(self, label: Label) -> str:
-        return "unknown" if label is None else _CLASSES[label == 1]
+        return "unknown" if label is None else self.class_names[label == 1]
 
     def describe_outcome(self, call: Label, label: Label) -> str:
         if call is None or label is None:
             return ""
-        return "correct" if call == label else f"false {self.describe_label(call)}"
+        return "correct" if call == label else f"false {_CLASSES[call == 1]}"
 
     def stratum(self, label: Label) -> str | None:
-        return None if label is None else self.format_label(label)
+        return None if label is None else str(int(label == 1))
 
     def pool_labels(self, labels: Sequence[Label]) -> Label:
         """Return 1 if any slide is positive; None if no slide has a label."""
@@ -98,7 +128,7 @@ class BinaryTarget:
         present = _drop_missing(labels)
         if not present:
             return "labelled"
-        return next((_CLASSES[label] for label in (1, 0) if label not in present), "")
+        return next((self.class_names[label] for label in (1, 0) if label not in present), "")
 
     def explain_undefined(self, labels: Sequence[Label], unit: str) -> str:
         missing = self.missing_class(labels)
@@ -112,7 +142,7 @@ class BinaryTarget:
 
     def explain_missing_interval(self, labels: Sequence[Label], patients: Sequence[Hashable]) -> str:
         units = list(zip(labels, patients, strict=True))
-        for label, name in enumerate(_CLASSES):
+        for label, name in enumerate(self.class_names):
             if len({patient for each, patient in units if each == label}) == 1:
                 return f"no confidence interval: only one {name} patient"
         return ""
@@ -123,7 +153,7 @@ class BinaryTarget:
 
     @property
     def label_count_title(self) -> str:
-        return "positive"
+        return self.class_names[1]
 
     def label_count_cell(self, labels: Sequence[Label]) -> Cell:
         present = _drop_missing(labels)
@@ -133,7 +163,8 @@ class BinaryTarget:
 
     def describe_counts(self, labels: Sequence[Label], unit: str) -> str:
         present = _drop_missing(labels)
-        return f"{present.count(1):,} positive and {present.count(0):,} negative {unit}s"
+        negative, positive = self.class_names
+        return f"{present.count(1):,} {positive} and {present.count(0):,} {negative} {unit}s"
 
     def summarise_training_labels(self, labels: Sequence[Label]) -> dict[str, int]:
         present = _drop_missing(labels)

@@ -16,9 +16,28 @@ if TYPE_CHECKING:
 TaskKind = Literal["binary", "multilabel"]
 
 
-def target_kinds(names: Iterable[str]) -> dict[str, TargetKind]:
-    """Return the kind of each target, in the given order. All targets are binary."""
-    return {name: BinaryTarget() for name in names}
+ClassTexts = Mapping[str, Mapping[str, Sequence[str]]]  # texts of the classes of each target, by class and target
+
+
+def target_kinds(names: Iterable[str], labels: ClassTexts | None = None) -> dict[str, TargetKind]:
+    """Return the kind of each target, in the given order. All targets are binary.
+
+    labels: texts of the classes of targets whose labels are not 0 and 1, as in [task.labels] of RUN.toml.
+    """
+    return {name: _build_binary_target((labels or {}).get(name)) for name in names}
+
+
+def _build_binary_target(texts: Mapping[str, Sequence[str]] | None) -> BinaryTarget:
+    return BinaryTarget(tuple(texts["negative"]), tuple(texts["positive"])) if texts else BinaryTarget()
+
+
+def class_texts(targets: Mapping[str, TargetKind]) -> dict[str, dict[str, list[str]]]:
+    """Return the texts of the classes of targets whose labels are not 0 and 1, as `target_kinds` takes them."""
+    return {
+        name: {each: list(texts) for each, texts in kind.label_texts.items()}
+        for name, kind in targets.items()
+        if kind.label_texts
+    }
 
 
 def _select_task_kind(targets: int) -> TaskKind:

@@ -1,53 +1,126 @@
-"""Read and check the labels of a cohort table. Unknown values raise an error; they are never guessed."""
+"""Read a cohort table with its labels. Problems of the table and of the labels are reported in one error."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from tapfm.cohort.cohort_table import Cohort
+from tapfm.cohort.cohort_table import Check, Cohort, TableOptions, read_cohort
 from tapfm.cohort.splits import TRAIN
-from tapfm.errors import LabelError, UnknownNameError
+from tapfm.cohort.table_problems import TableProblem
+from tapfm.errors import LabelError
 from tapfm.results.table import Cell, Column
-from tapfm.tasks.binary_target import BinaryTarget
-from tapfm.tasks.target import Label, TargetKind, TargetKinds
+from tapfm.tasks.label_columns import TargetRequest, describe_target, find_target_kinds
+from tapfm.tasks.target import Label, TargetKinds
 
-_MAX_EXAMPLES = 3  # invalid values shown per column
-_BINARY = BinaryTarget()
+_MAX_CONTRADICTIONS = 5  # patients listed in a message
+
+
+@dataclass(frozen=True)
+class LabelledCohort:
+    """A cohort with its targets and labels."""
+
+    cohort: Cohort
+    targets: TargetKinds
+    labels: Mapping[str, tuple[Label, ...]]  # by target, in the order of the rows
+
+    @property
+    def notes(self) -> list[str]:
+        """How the table was read: patients, columns, targets, missing values and missing files."""
+        cohort = self.cohort
+        targets = [describe_target(cohort, target, kind) for target, kind in self.targets.items()]
+        return [*filter(None, (cohort.summary, *cohort.notes, *targets, cohort.missing_files_note))]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Warnings about patients: unknown, or with contradicting labels."""
+        contradictions = _find_contradictions(self)
+        lines = list(self.cohort.patient_warnings)
+        for target, by_patient in contradictions.items():
+            listed = [f"{patient} ({described})" for patient, (described, _) in by_patient.items()]
+            more = f" and {len(listed) - _MAX_CONTRADICTIONS:,} more" if len(listed) > _MAX_CONTRADICTIONS else ""
+            lines.append(
+                f"{target}: slides of the same patient have contradicting labels: "
+                f"{'; '.join(listed[:_MAX_CONTRADICTIONS])}{more}."
+            )
+        return lines
+
+
+def read_labelled_cohort(
+    source: Path,
+    options: TableOptions,
+    request: TargetRequest,
+    *,
+    unit: str = "slide",
+    checks: Sequence[Check] = (),
+    no_target_hint: str = "",
+) -> LabelledCohort:
+    """Read a cohort table and the labels of the requested targets.
+
+    unit: with "patient", contradicting labels of one patient are a problem. checks: more checks of the table.
+    no_target_hint: what else the user can do if no target can be chosen.
+    """
+
+    def find_label_problems(cohort: Cohort) -> Iterable[TableProblem]:
+        targets, problems = find_target_kinds(cohort, request, no_target_hint)
+        yield from problems
+        if unit == "patient" and not problems:
+            yield from _contradiction_problems(_add_labels(cohort, targets))
+
+    cohort = read_cohort(source, options, checks=[find_label_problems, *checks])
+    targets, _ = find_target_kinds(cohort, request)
+    return _add_labels(cohort, targets)
+
+
+def _add_labels(cohort: Cohort, targets: TargetKinds) -> LabelledCohort:
+    return LabelledCohort(cohort, targets, read_labels(cohort, targets))
 
 
 def read_labels(cohort: Cohort, targets: TargetKinds) -> dict[str, tuple[Label, ...]]:
-    """Return the label of each row for each target. Raises one LabelError for all columns with invalid labels."""
-    if missing := [target for target in targets if target not in cohort.label_names]:
-        raise _unknown_target_error(cohort, missing)
-    if problems := [
-        problem for target, kind in targets.items() if (problem := _describe_invalid(cohort, target, kind))
-    ]:
-        usable = ", ".join(find_binary_columns(cohort)) or "none"
-        raise LabelError(
-            "Labels must be 0, 1 or empty, but:\n  " + "\n  ".join(problems),
-            hint=f"Write 1 or 0, or leave the field empty if the label is unknown. Usable columns: {usable}",
-        )
-    return {
-        target: tuple(kind.parse_label(row.labels[target]) for row in cohort.rows) for target, kind in targets.items()
-    }
+    """Return the label of each row for each target. Raises LabelError for values that are not labels."""
+    try:
+        return {
+            target: tuple(
+                kind.parse_label("" if cohort.is_missing(row.labels[target]) else row.labels[target])
+                for row in cohort.rows
+            )
+            for target, kind in targets.items()
+        }
+    except (KeyError, ValueError) as error:
+        raise LabelError(f"{cohort.table_path}: {error}.", hint="Correct the label columns of the table.") from error
 
 
-def find_binary_columns(cohort: Cohort) -> tuple[str, ...]:
-    """Return the columns that contain both 0 and 1, and otherwise only empty fields."""
-    return tuple(
-        name
-        for name in cohort.label_names
-        if _has_both_classes(cohort, name) and not _describe_invalid(cohort, name, _BINARY)
-    )
+def _find_contradictions(labelled: LabelledCohort) -> dict[str, dict[str, tuple[str, tuple[int, ...]]]]:
+    """Return, by target and patient, the different labels of a patient's slides, and their rows."""
+    found: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {}
+    for target, labels in labelled.labels.items():
+        kind = labelled.targets[target]
+        by_patient: dict[str, dict[Label, list[tuple[str, int]]]] = defaultdict(lambda: defaultdict(list))
+        for row, label in zip(labelled.cohort.rows, labels, strict=True):
+            if label is not None:
+                by_patient[row.patient_id][label].append((row.slide_id, row.row))
+        for patient, slides in by_patient.items():
+            if len(slides) > 1:
+                described = "; ".join(
+                    f"{kind.format_label(label)}: {', '.join(slide_id for slide_id, _ in same[:3])}"
+                    for label, same in slides.items()
+                )
+                rows = tuple(sorted(row for same in slides.values() for _, row in same))
+                found.setdefault(target, {})[patient] = (described, rows)
+    return found
 
 
-def find_binary_columns_with_invalid_values(cohort: Cohort) -> dict[str, str]:
-    """Return the columns that contain 0, 1 and also invalid values, with a description of these values."""
-    found = {
-        name: _describe_invalid(cohort, name, _BINARY) for name in cohort.label_names if _has_both_classes(cohort, name)
-    }
-    return {name: problem for name, problem in found.items() if problem}
+def _contradiction_problems(labelled: LabelledCohort) -> Iterable[TableProblem]:
+    for target, by_patient in _find_contradictions(labelled).items():
+        for patient, (described, rows) in by_patient.items():
+            yield TableProblem(
+                f"patient {patient} has contradicting labels of {target} ({described})",
+                rows,
+                "With the unit patient, all slides of a patient need the same label. Correct the labels, or use the "
+                "unit slide.",
+            )
 
 
 def patient_strata(
@@ -100,44 +173,3 @@ def check_training_labels(
             hint="Label more patients of the missing class, change the splits (tapfm split with another --seed, or "
             "without --folds), or omit the target.",
         )
-
-
-def _has_both_classes(cohort: Cohort, name: str) -> bool:
-    """Return whether a column contains both 0 and 1, whatever else it contains."""
-    texts = {row.labels[name] for row in cohort.rows}
-    return not _BINARY.missing_class([_BINARY.parse_label(text) for text in texts if not _is_invalid(text, _BINARY)])
-
-
-def _describe_invalid(cohort: Cohort, name: str, kind: TargetKind) -> str:
-    """Return which values of a column are not labels, with examples; empty if there are none."""
-    texts = {row.labels[name] for row in cohort.rows}
-    invalid = {text for text in texts if _is_invalid(text, kind)}
-    if not invalid:
-        return ""
-    rows = [row for row in cohort.rows if row.labels[name] in invalid]
-    first: dict[str, str] = {}  # first slide with each value
-    for row in rows:
-        first.setdefault(row.labels[name], row.slide_id)
-    shown = ", ".join(f"'{value}' ({slide_id})" for value, slide_id in list(first.items())[:_MAX_EXAMPLES])
-    more = ", ..." if len(first) > _MAX_EXAMPLES else ""
-    return f"{name} has {shown}{more} in {len(rows):,} of {len(cohort):,} rows"
-
-
-def _is_invalid(text: str, kind: TargetKind) -> bool:
-    try:
-        kind.parse_label(text)
-    except ValueError:
-        return True
-    return False
-
-
-def _unknown_target_error(cohort: Cohort, missing: Sequence[str]) -> UnknownNameError:
-    """Return the error for targets that are not columns, with similar column names (ignoring case) as suggestions."""
-    names = {name.lower(): name for name in cohort.label_names}
-    near = [names[each] for name in missing for each in difflib.get_close_matches(name.lower(), names, cutoff=0.5)]
-    suggestion = f"Did you mean: {', '.join(dict.fromkeys(near))}? " if near else ""
-    return UnknownNameError(
-        f"{cohort.table_path or 'The cohort'} has no label column named "
-        f"{', '.join(map(repr, dict.fromkeys(missing)))}.",
-        hint=f"{suggestion}Available: {', '.join(cohort.label_names) or 'none'}",
-    )

@@ -80,6 +80,16 @@ class TargetKind(Protocol):
 
     # labels
 
+    @property
+    def label_texts(self) -> Mapping[str, Sequence[str]]:
+        """The texts of each class, as in [task.labels] of RUN.toml; empty for the labels 0 and 1."""
+        ...
+
+    @property
+    def probability_class(self) -> str:
+        """Label whose probability is predicted; the column `positive_class` of predictions."""
+        ...
+
     def parse_label(self, text: str) -> Label:
         """Parse a label of a table; an empty string is a missing label. Raises ValueError."""
         ...

@@ -4,16 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
 
-from tapfm.errors import InputError
-from tapfm.runtime.messages import format_count
+from tapfm.errors import InputError, UnknownNameError
+from tapfm.runtime.messages import format_command, format_count
 from tapfm.runtime.options import Argument, Option, command_function, options
 from tapfm.runtime.workers import choose_worker_count
-from tapfm.workflows.shared_options import SlidesFolder
+from tapfm.workflows.shared_options import (
+    ClamSplits,
+    Clini,
+    Encoding,
+    Missing,
+    Negative,
+    PatientColumn,
+    Positive,
+    SlidesArePatients,
+    SlidesFolder,
+    SlideTable,
+    choose_table,
+    print_table_notes,
+    read_table_options,
+    read_target_request,
+)
 
 if TYPE_CHECKING:
     from tapfm.cohort.cohort_splitting import CohortSplit
@@ -27,19 +43,26 @@ class SplitOptions:
     """Options of `tapfm split`."""
 
     cohort: Annotated[
-        Path,
-        Argument("Cohort table with slides, patients and label columns (0, 1 or empty).", metavar="COHORT.csv"),
-    ]
+        Path | None,
+        Argument("Cohort table (CSV, TSV, Excel or JSON) with slides, patients and labels.", metavar="COHORT.csv"),
+    ] = None
     _: KW_ONLY
-    out: Annotated[Path, Option("File for the table with the splits.", metavar="SPLIT.csv")]
+    out: Annotated[
+        Path, Option("File for the table with the splits; with --layout of another tool a folder.", metavar="SPLIT.csv")
+    ]
     target: Annotated[
         tuple[str, ...],
         Option(
             "Label column to stratify by. Repeatable.",
             metavar="NAME",
-            show_default="all label columns that contain both 0 and 1",
+            show_default="the only column with two classes",
         ),
     ] = ()
+    positive: Positive = ()
+    negative: Negative = ()
+    no_stratify: Annotated[
+        bool, Option("Do not stratify by labels.", flag="--no-stratify")
+    ] = False
     fractions: Annotated[
         tuple[float, float, float] | None,
         Option(
@@ -56,14 +79,42 @@ class SplitOptions:
         ),
     ] = None
     seed: Annotated[int, Option("Random seed. The same seed creates the same splits.")] = 0
+    patient_column: PatientColumn = None
+    slides_are_patients: SlidesArePatients = False
+    missing: Missing = ()
+    encoding: Encoding = None
+    clini: Clini = None
+    slide_table: SlideTable = None
+    splits: ClamSplits = None
     slides: SlidesFolder = None
+    layout: Annotated[
+        str,
+        Option(
+            "Layout of the output: tapfm (a copy of COHORT.csv with splits), or the files of clam, patho-bench, nnmil or "
+            "stamp.",
+            metavar="NAME",
+        ),
+    ] = "tapfm"
     force: Annotated[bool, Option("Create new splits even if COHORT.csv has splits, and overwrite SPLIT.csv.")] = False
+
+    @property
+    def table(self) -> Path:
+        """Table of slides."""
+        table = choose_table(self.cohort, self.slide_table, self.clini, "COHORT.csv")
+        if table is None:
+            raise InputError("No cohort table is given.", hint="For example: tapfm split cohort.csv --out split.csv")
+        return table
 
     def check(self) -> None:
         """Raise InputError for options that contradict each other."""
+        _ = self.table
         if self.folds is not None and self.fractions is not None:
             raise InputError(
                 "--folds and --fractions cannot be combined.", hint="Folds have equal sizes: remove --fractions."
+            )
+        if self.no_stratify and (self.target or self.positive or self.negative):
+            raise InputError(
+                "--no-stratify and --target, --positive or --negative cannot be combined.", hint="Remove one of them."
             )
 
 
@@ -71,10 +122,29 @@ class SplitOptions:
 class SplitResult:
     """The splits of a cohort, with its labels."""
 
-    out: Path  # the table that was written
+    options: SplitOptions
+    files: tuple[Path, ...]  # the table that was written, or the files of another tool's layout
     split: CohortSplit
     targets: TargetKinds
     labels: Mapping[str, Sequence[Label]]  # by target, in the order of the rows
+
+    @property
+    def out(self) -> Path:
+        """The table that was written, or the folder of another tool's files."""
+        return self.options.out
+
+    @property
+    def config_command(self) -> str:
+        """The command that creates a configuration for these splits; empty if there is no target or no table."""
+        options = self.options
+        if not self.targets or options.layout != "tapfm":
+            return ""
+        arguments: list[str | Path] = ["config", "--cohort", self.out, "--out", "run.toml"]
+        for name, values in (("target", self.targets), ("positive", options.positive), ("negative", options.negative)):
+            arguments += [part for value in values for part in (f"--{name}", value)]
+        arguments += [part for value in options.missing for part in ("--missing", value)]
+        arguments += ["--patient-column", options.patient_column] if options.patient_column else []
+        return format_command(*arguments, *["--slides-are-patients"] * options.slides_are_patients)
 
     def labels_of_split(self, target: str, split_of_slide: Mapping[str, str], split: str) -> list[Label]:
         """Return the labels of the slides of a split."""
@@ -85,13 +155,33 @@ class SplitResult:
 @command_function(SplitOptions)
 def split(options: SplitOptions, console: Console) -> SplitResult:
     """Split a cohort by patient, stratified by labels and scan resolution, and write the table with its splits."""
-    from tapfm.cohort.cohort_splitting import read_cohort_to_split, split_cohort, write_split_table
-    from tapfm.tasks.catalog import target_kinds
-    from tapfm.tasks.labels import check_training_labels, find_binary_columns, patient_strata, read_labels
+    from tapfm.cohort.cohort_splitting import (
+        check_split_files,
+        find_existing_splits,
+        split_cohort,
+        write_split_table,
+    )
+    from tapfm.cohort.cohort_table import read_cohort
+    from tapfm.cohort.split_layouts import LAYOUTS
+    from tapfm.tasks.labels import LabelledCohort, check_training_labels, patient_strata, read_labelled_cohort
 
-    cohort = read_cohort_to_split(options.cohort, options.out, options.slides, folds=options.folds, force=options.force)
-    targets = target_kinds(options.target or find_binary_columns(cohort))
-    labels = read_labels(cohort, targets)
+    if options.layout not in LAYOUTS:
+        raise UnknownNameError.with_suggestions("layout", options.layout, LAYOUTS, see=", ".join(LAYOUTS))
+    check_split_files(options.table, options.out, options.layout, force=options.force)
+    table_options = read_table_options(options)
+    checks = [partial(find_existing_splits, for_folds=options.folds is not None, force=options.force)]
+    if options.no_stratify:
+        labelled = LabelledCohort(read_cohort(options.table, table_options, checks=checks), {}, {})
+    else:
+        labelled = read_labelled_cohort(
+            options.table,
+            table_options,
+            read_target_request(options),
+            checks=checks,
+            no_target_hint="To split without labels: --no-stratify",
+        )
+    print_table_notes(console, labelled.notes, labelled.warnings)
+    cohort, targets, labels = labelled.cohort, labelled.targets, labelled.labels
     cohort_split = split_cohort(
         cohort,
         patient_strata(cohort, labels, targets),
@@ -103,20 +193,13 @@ def split(options: SplitOptions, console: Console) -> SplitResult:
     )
     for column, split_of_slide in cohort_split.splits.items():
         check_training_labels(cohort, split_of_slide, labels, targets, column)
-    write_split_table(cohort_split, options.cohort, options.out, moved=options.slides is not None)
-    return SplitResult(options.out, cohort_split, targets, labels)
+    files = write_split_table(cohort_split, options.out, list(targets), layout=options.layout, force=options.force)
+    return SplitResult(options, tuple(files), cohort_split, targets, labels)
 
 
 def split_warnings(result: SplitResult) -> list[str]:
-    """Return warnings about splits with one class, columns that cannot be used, and unknown scan resolutions."""
-    from tapfm.tasks.labels import find_binary_columns_with_invalid_values
-
+    """Return warnings about splits with one class or without slides, and unknown scan resolutions."""
     cohort_split, lines = result.split, []
-    if not result.labels:
-        lines.append("No column contains both 0 and 1, so the splits are not stratified by labels.")
-    for name, problem in find_binary_columns_with_invalid_values(cohort_split.cohort).items():
-        if name not in result.labels:
-            lines.append(f"Not stratified by a column, because labels must be 0, 1 or empty: {problem}.")
     if unknown := len(cohort_split.cohort) - len(cohort_split.resolutions):
         lines.append(
             f"The scan resolution of {format_count(unknown, 'slide')} is unknown: the file is missing, cannot be read "

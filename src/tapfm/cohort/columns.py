@@ -1,0 +1,149 @@
+"""Recognise the columns of a cohort table by their names, regardless of case, spaces, `_`, `-` and `.`."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tapfm.cohort.table_problems import TableProblem
+
+# Role of a column, and its names in tables of tapfm and of other tools, normalised. Earlier names are preferred.
+_COLUMN_NAMES: dict[str, tuple[str, ...]] = {
+    "slide_id": ("slideid",),
+    "path": ("path", "slidepath", "slide", "wsi", "wsipath", "filename", "filepath"),
+    "patient_id": (
+        *("patientid", "patient", "caseid", "case", "subjectid", "subject", "participantid", "participant"),
+        *("bcrpatientbarcode", "patientbarcode", "casesubmitterid", "casessubmitterid", "submitterid"),
+    ),
+    "mpp": ("mpp",),
+    "split": ("split", "set"),
+    "cohort": ("cohort",),
+}
+# Layouts and the columns that they require, normalised; the first match is used.
+_LAYOUTS: dict[str, tuple[str, ...]] = {
+    "tapfm": ("slideid", "path"),
+    "TAPFM reference": ("slide", "slideid", "set"),
+    "TRIDENT": ("wsi",),
+    "STAMP": ("patient", "filename"),
+    "Patho-Bench": ("caseid", "slideid", "fold0"),
+    "CLAM": ("caseid", "slideid"),
+    "nnMIL": ("slideid", "patientid"),
+    "list of ids": ("slideid",),
+    "list of paths": ("path",),
+}
+PATIENT_COLUMN_EXAMPLES = "patient_id, Patient ID, case_id, subject_id, bcr_patient_barcode, ..."
+
+
+def normalise_column_name(name: str) -> str:
+    """Return a column name without case, spaces, `_`, `-` and `.`, so that "Patient ID" equals "patient_id"."""
+    return re.sub(r"[\s_.\-]+", "", name).casefold()
+
+
+@dataclass(frozen=True)
+class TableColumns:
+    """The columns of a table by role, its label columns and its fold columns."""
+
+    by_role: Mapping[str, str]
+    labels: tuple[str, ...]
+    folds: Mapping[str, str]  # column by normalised name, such as fold_0
+    layout: str
+    notes: tuple[str, ...] = ()  # choices between several columns
+    problems: tuple[TableProblem, ...] = ()
+
+
+def find_columns(columns: Sequence[str], records: Sequence[Mapping[str, str]], patient_column: str = "") -> TableColumns:
+    """Find the column of each role.
+
+    records: needed to compare several columns of patients. patient_column: used instead of the recognised one.
+    """
+    candidates = {
+        role: sorted(
+            (name for name in columns if normalise_column_name(name) in names),
+            key=lambda name, names=names: names.index(normalise_column_name(name)),  # type: ignore[misc]
+        )
+        for role, names in _COLUMN_NAMES.items()
+    }
+    by_role, notes, problems = {}, [], []
+    for role, found in candidates.items():
+        if role == "patient_id":
+            continue
+        if repeated := [name for name in found[1:] if normalise_column_name(name) == normalise_column_name(found[0])]:
+            problems.append(TableProblem(
+                f"duplicate columns: {', '.join([found[0], *repeated])}", hint="Rename or remove all but one of them."
+            ))
+        if found:
+            by_role[role] = found[0]
+        if len(found) > 1 and not repeated:
+            notes.append(f"Using the column '{found[0]}' for {_describe_role(role)}, not {_quote(found[1:])}.")
+    chosen, patient_notes, patient_problems = _choose_patient_column(
+        columns, records, candidates["patient_id"], patient_column
+    )
+    if chosen:
+        by_role["patient_id"] = chosen
+    folds = {fold: name for name in columns if (fold := parse_fold_column(name))}
+    if len(folds) < sum(parse_fold_column(name) is not None for name in columns):
+        problems.append(TableProblem("several columns have the same fold number", hint="Remove all but one of them."))
+    used = {*by_role.values(), *candidates["patient_id"]}
+    normalised = {normalise_column_name(name) for name in columns}
+    return TableColumns(
+        by_role,
+        tuple(name for name in columns if name and name not in used and parse_fold_column(name) is None),
+        folds,
+        next((layout for layout, required in _LAYOUTS.items() if normalised.issuperset(required)), "table"),
+        tuple(notes + patient_notes),
+        tuple(problems + patient_problems),
+    )
+
+
+def _describe_role(role: str) -> str:
+    return {"slide_id": "slide ids", "path": "slide files", "split": "the splits"}.get(role, role)
+
+
+def _quote(names: Sequence[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)
+
+
+def _choose_patient_column(
+    columns: Sequence[str], records: Sequence[Mapping[str, str]], recognised: Sequence[str], requested: str
+) -> tuple[str, list[str], list[TableProblem]]:
+    """Return the column of patients (empty: none), notes about the choice, and problems."""
+    if requested:
+        exact = [name for name in columns if name == requested]
+        same = [name for name in columns if normalise_column_name(name) == normalise_column_name(requested)]
+        if len(exact or same) == 1:
+            return (exact or same)[0], [], []
+        return "", [], [unknown_column_problem("--patient-column", requested, columns)]
+    filled = [name for name in recognised if any(record[name] for record in records)]
+    if len(filled) < 2:
+        return (filled or [""])[0], [], []
+    first = filled[0]
+    if differing := [name for name in filled[1:] if not _groups_alike(records, first, name)]:
+        return first, [], [TableProblem(
+            f"the columns {_quote([first, *differing])} can all be the patient, but group the slides differently",
+            hint=f"Choose one of them: --patient-column {_quote([first])}",
+        )]
+    return first, [f"Using the column '{first}' for patients; {_quote(filled[1:])} groups the slides alike."], []
+
+
+def _groups_alike(records: Sequence[Mapping[str, str]], first: str, second: str) -> bool:
+    """Return whether two columns group the rows in the same way."""
+    pairs = {(record[first], record[second]) for record in records}
+    return len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
+
+
+def unknown_column_problem(option: str, name: str, columns: Sequence[str]) -> TableProblem:
+    """Return the problem for an option that names a column that the table does not have."""
+    by_lowercase = {each.lower(): each for each in columns if each}
+    near = difflib.get_close_matches(name.lower(), by_lowercase, n=3, cutoff=0.5)
+    suggestion = f"Did you mean: {', '.join(by_lowercase[each] for each in near)}? " if near else ""
+    return TableProblem(
+        f"no column '{name}' ({option})", hint=f"{suggestion}Available columns: {', '.join(filter(None, columns))}"
+    )
+
+
+def parse_fold_column(name: str) -> str | None:
+    """Return the normalised name of a fold column, such as fold_0; None for other columns."""
+    match = re.fullmatch(r"fold[_ -](\d{1,6})", name.strip(), re.IGNORECASE | re.ASCII)
+    return f"fold_{int(match[1])}" if match else None

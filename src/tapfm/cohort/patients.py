@@ -1,0 +1,63 @@
+"""Find slides that may belong to the same patient although the table does not say so. Nothing is merged."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+_TCGA_PATIENT = re.compile(r"TCGA-[A-Z0-9]{2}-[A-Z0-9]{4}(?![A-Z0-9])", re.IGNORECASE)
+_TCGA_LENGTH = 12  # of the part of a barcode that identifies the patient
+_MAX_SHARING = 20  # slides that share the beginning of their ids; more are a project or a scanner, not a patient
+_MIN_FRACTION = 0.5  # of all slides must share the beginning of their ids with another slide
+_MAX_LISTED = 3  # groups named in a message
+
+
+def _tcga_patient(slide_id: str) -> str:
+    """Return the part of a TCGA barcode that identifies the patient; empty for other ids."""
+    return slide_id[:_TCGA_LENGTH].upper() if _TCGA_PATIENT.match(slide_id) else ""
+
+
+def _beginning(slide_id: str) -> str:
+    """Return the part of an id before the last `_`, `-` or `.`; empty if there is none."""
+    return re.sub(r"[_.\-][^_.\-]*$", "", slide_id) if re.search(r"[_.\-]", slide_id) else ""
+
+
+def find_patients_in_ids(patients: Mapping[str, str], *, has_patient_column: bool) -> tuple[str, dict[str, list[str]]]:
+    """Return what ids share ("TCGA barcode" or "beginning"), and the slides by shared part; empty if nothing is found.
+
+    Only shared parts whose slides have different patients are returned. The beginning of ids is compared only if the
+    table has no column of patients, and reported only if at least half of all slides share theirs.
+
+    patients: patient of each slide, by slide_id.
+    """
+    barcodes = _group(patients, _tcga_patient)
+    if barcodes:
+        return "TCGA barcode", barcodes
+    if has_patient_column:
+        return "", {}
+    beginnings = {part: same for part, same in _group(patients, _beginning).items() if len(same) <= _MAX_SHARING}
+    if sum(map(len, beginnings.values())) < _MIN_FRACTION * len(patients):
+        return "", {}
+    return "beginning", beginnings
+
+
+def _group(patients: Mapping[str, str], shared_part: Callable[[str], str]) -> dict[str, list[str]]:
+    """Return the slides by the shared part of their ids, where they are listed under more than one patient."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for slide_id in patients:
+        if part := shared_part(slide_id):
+            groups[part].append(slide_id)
+    return {part: same for part, same in groups.items() if len({patients[each] for each in same}) > 1}
+
+
+def describe_shared_ids(kind: str, groups: Mapping[str, Sequence[str]]) -> str:
+    """Return one sentence about slides that seem to belong to the same patient."""
+    slides = sum(map(len, groups.values()))
+    examples = [f"{part}: {', '.join(same[:3])}{', ...' if len(same) > 3 else ''}" for part, same in groups.items()]
+    more = f"; and {len(groups) - _MAX_LISTED:,} more groups" if len(groups) > _MAX_LISTED else ""
+    shared = "their TCGA patient barcode" if kind == "TCGA barcode" else "the beginning of their ids"
+    return (
+        f"{slides:,} slides share {shared} with another slide, but are listed as different patients "
+        f"({'; '.join(examples[:_MAX_LISTED])}{more})."
+    )

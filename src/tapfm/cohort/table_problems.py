@@ -1,0 +1,53 @@
+"""Problems of a cohort table. All problems of a table are reported in one error, in the order of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tapfm.errors import CohortError
+
+_MAX_LISTED = 50  # problems listed in an error message
+_MAX_ROWS_NAMED = 3  # row numbers named for one problem
+
+
+@dataclass(frozen=True)
+class TableProblem:
+    """A problem of a cohort table, the rows that have it (none: the whole table), and how to fix it."""
+
+    text: str
+    rows: tuple[int, ...] = ()
+    hint: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        return f"{format_rows(self.rows)}: {self.text}" if self.rows else self.text
+
+
+def format_rows(rows: Sequence[int]) -> str:
+    """Return row numbers as text, such as "row 3", "rows 3 and 5" or "rows 3, 5, 6 and 10 more"."""
+    if len(rows) == 1:
+        return f"row {rows[0]}"
+    named = [str(row) for row in rows[:_MAX_ROWS_NAMED]]
+    if len(rows) > _MAX_ROWS_NAMED:
+        return f"rows {', '.join(named)} and {len(rows) - _MAX_ROWS_NAMED:,} more"
+    return f"rows {', '.join(named[:-1])} and {named[-1]}"
+
+
+def raise_problems(source: Path, problems: Iterable[TableProblem], notes: Iterable[TableProblem] = ()) -> None:
+    """Raise one CohortError with all problems, if there are any.
+
+    notes: findings that are no errors on their own, such as missing slide files; listed with the problems.
+    """
+    errors = list(dict.fromkeys(problems))
+    if not errors:
+        return
+    found = sorted([*errors, *notes], key=lambda each: each.rows[:1] or (0,))
+    lines = [str(each) for each in found[:_MAX_LISTED]]
+    if len(found) > _MAX_LISTED:
+        lines.append(f"... and {len(found) - _MAX_LISTED:,} more")
+    hints = dict.fromkeys(each.hint for each in found if each.hint)
+    raise CohortError(
+        f"{source} has {len(found):,} problem{'s' if len(found) > 1 else ''}:\n  " + "\n  ".join(lines),
+        hint="\n".join(hints) or "Fix the table, then run the command again.",
+    )

@@ -1,0 +1,231 @@
+"""Choose the targets among the label columns of a cohort table, and the texts of their classes. Nothing is guessed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tapfm.cohort.cohort_table import Cohort, SlideRow
+from tapfm.cohort.columns import normalise_column_name, unknown_column_problem
+from tapfm.cohort.table_problems import TableProblem
+from tapfm.errors import InputError
+from tapfm.runtime.messages import format_command_option
+from tapfm.tasks.binary_target import BinaryTarget, normalise_label
+from tapfm.tasks.catalog import ClassTexts
+from tapfm.tasks.target import TargetKind
+
+_NUMBERS = {"0", "1"}
+_MAX_VALUES = 6  # values of a column that are listed; a column with more is summarised
+_SCAN_RESOLUTION = "objective"  # a column with the objective of the scanner, never a target
+
+
+@dataclass(frozen=True)
+class TargetRequest:
+    """Targets that the user named, and the texts of their classes as far as they are given.
+
+    targets: empty if the target is to be chosen: the only label column with two classes.
+    texts: by target and class ("positive", "negative").
+    """
+
+    targets: tuple[str, ...] = ()
+    texts: ClassTexts = field(default_factory=dict)
+
+
+def parse_class_options(
+    targets: Sequence[str], positive: Sequence[str], negative: Sequence[str]
+) -> TargetRequest:
+    """Return the request of the options --target, --positive NAME=VALUE and --negative NAME=VALUE.
+
+    Without --target, the columns named by --positive are the targets.
+    """
+    texts: dict[str, dict[str, list[str]]] = {}
+    for option, values in (("positive", positive), ("negative", negative)):
+        for value in values:
+            name, equals, text = value.partition("=")
+            if not (name.strip() and equals and text.strip()):
+                raise InputError(
+                    f"--{option} {value} does not have the form NAME=VALUE.",
+                    hint=f"Name a label column and one of its values, for example: --{option} EGFR="
+                    + ("MUT" if option == "positive" else "WT"),
+                )
+            texts.setdefault(name.strip(), {}).setdefault(option, []).append(text.strip())
+    if without := [name for name, each in texts.items() if "positive" not in each]:
+        raise InputError(
+            f"--negative names {without[0]}, but --positive does not.",
+            hint=f"Name the positive class too: --positive {without[0]}=VALUE",
+        )
+    if targets and (others := [name for name in texts if name not in targets]):
+        raise InputError(
+            f"--positive names {others[0]}, which is not a target.",
+            hint=f"Add it: {format_command_option('--target', others[0])}",
+        )
+    return TargetRequest(tuple(targets) or tuple(texts), texts)
+
+
+def find_target_kinds(
+    cohort: Cohort, request: TargetRequest, no_target_hint: str = ""
+) -> tuple[dict[str, TargetKind], list[TableProblem]]:
+    """Return the kind of each target, and the problems of the choice and of all labels."""
+    targets, problems = _choose_targets(cohort, request, no_target_hint)
+    kinds: dict[str, TargetKind] = {}
+    for target in targets:
+        if target not in cohort.label_names:
+            problems.append(_unknown_target(cohort, target))
+            continue
+        kinds[target], found = _find_kind(cohort, target, request.texts.get(target, {}))
+        problems += found
+    return kinds, problems
+
+
+def find_target_candidates(cohort: Cohort) -> list[str]:
+    """Return the columns that may be meant as a binary target: with 0 and 1, or with exactly two values."""
+    found = []
+    for name in cohort.label_names:
+        values = _group_by_value(cohort, name)
+        if normalise_column_name(name) != _SCAN_RESOLUTION and (values.keys() >= _NUMBERS or len(values) == 2):
+            found.append(name)
+    return found
+
+
+def describe_label_columns(cohort: Cohort, names: Iterable[str] | None = None) -> list[str]:
+    """Return one line per label column: its values, or how many different ones it has."""
+    return [f"{name}: {_describe_values(cohort, name)}" for name in names or cohort.label_names]
+
+
+def describe_target(cohort: Cohort, target: str, kind: TargetKind) -> str:
+    """Return one sentence about a target: its classes, their numbers of slides, and the missing values."""
+    labels = [kind.parse_label("" if cohort.is_missing(row.labels[target]) else row.labels[target])
+              for row in cohort.rows]
+    texts = kind.label_texts
+    classes = f" (positive: {', '.join(texts['positive'])})" if texts else ""
+    missing = _describe_missing(cohort, target)
+    return f"Target {target}: {kind.describe_counts(labels, 'slide')}{classes}{f'; {missing}' if missing else ''}."
+
+
+def _choose_targets(cohort: Cohort, request: TargetRequest, other_hint: str) -> tuple[tuple[str, ...], list[TableProblem]]:
+    """Return the requested targets, or else the only candidate; problems if there is none or more than one."""
+    if request.targets:
+        return request.targets, []
+    candidates = find_target_candidates(cohort)
+    if len(candidates) == 1:
+        return tuple(candidates), []
+    if not candidates:
+        lines = describe_label_columns(cohort) or ["the table has no label column"]
+        return (), [TableProblem(
+            "no column can be the target, because none has two classes:\n    " + "\n    ".join(lines),
+            hint="Add a label column with 0 and 1 (empty: unknown), or name a text column and its positive class: "
+            f"--positive NAME=VALUE. {other_hint}".strip(),
+        )]
+    lines = describe_label_columns(cohort, candidates)
+    return (), [TableProblem(
+        f"{len(candidates)} columns can be the target:\n    " + "\n    ".join(lines),
+        hint=f"Name it: {format_command_option('--target', candidates[0])}. Repeat --target for several targets. {other_hint}".strip(),
+    )]
+
+
+def _unknown_target(cohort: Cohort, target: str) -> TableProblem:
+    problem = unknown_column_problem("--target", target, cohort.label_names)
+    return TableProblem(f"no label column '{target}'", hint=problem.hint)
+
+
+def _find_kind(
+    cohort: Cohort, target: str, texts: Mapping[str, Sequence[str]]
+) -> tuple[BinaryTarget, list[TableProblem]]:
+    """Return the kind of one target, and a problem for each value that is not one of its labels."""
+    values = _group_by_value(cohort, target)
+    if not texts:
+        kind = BinaryTarget()
+        unusable = {value: rows for value, rows in values.items() if value not in _NUMBERS}
+        return kind, _unusable_labels(cohort, target, values, unusable, "0 or 1")
+    positive = list(dict.fromkeys(texts["positive"]))
+    negative = list(dict.fromkeys(texts.get("negative", ())))
+    others = {value: rows for value, rows in values.items() if value not in map(normalise_label, positive)}
+    problems = []
+    if both := sorted({*map(normalise_label, positive)} & {*map(normalise_label, negative)}):
+        problems.append(TableProblem(f"{target}: '{both[0]}' is both positive and negative"))
+    if not negative:
+        if len(others) != 1:
+            listed = _describe_values(cohort, target)
+            need = "several other values" if others else "no other value"
+            options = " ".join(
+                format_command_option("--negative", f"{target}={_text(target, rows)}") for rows in others.values()
+            )
+            return BinaryTarget((), tuple(positive)), [TableProblem(
+                f"{target} has {need} beside {', '.join(positive)}: {listed}",
+                hint=f"Name the negative class: {options}" if others else "A target needs slides of both classes.",
+            )]
+        negative = [_text(target, next(iter(others.values())))]
+    unusable = {value: rows for value, rows in others.items() if value not in map(normalise_label, negative)}
+    problems += _unusable_labels(cohort, target, values, unusable, ", ".join([*positive, *negative]))
+    if not any(normalise_label(text) in values for text in positive):
+        problems.append(TableProblem(
+            f"{target} has no value {', '.join(positive)}; it contains {_describe_values(cohort, target)}",
+            hint="Name a value of the column: --positive NAME=VALUE",
+        ))
+    return BinaryTarget(tuple(negative), tuple(positive)), problems
+
+
+def _unusable_labels(
+    cohort: Cohort,
+    target: str,
+    values: Mapping[str, Sequence[SlideRow]],
+    unusable: Mapping[str, Sequence[SlideRow]],
+    valid: str,
+) -> list[TableProblem]:
+    """Return a problem for each value of a target that is not a label."""
+    example = next(iter(unusable.values()), [])
+    hint = ""
+    if example:
+        text = _text(target, example)
+        option = format_command_option("--positive", f"{target}={text}")
+        hint = (
+            f"{target}: name the positive class, for example {option}"
+            if len(unusable) == len(values)
+            else f"{target}: write {valid}, or leave the cell empty if the label is unknown. A text that means a "
+            f"missing value: {format_command_option('--missing', text)}"
+        )
+    return [
+        TableProblem(
+            f"{target} is '{_text(target, rows)}', which is not {valid} or a missing value",
+            tuple(row.row for row in rows),
+            hint,
+        )
+        for rows in unusable.values()
+    ]
+
+
+def _group_by_value(cohort: Cohort, name: str) -> dict[str, list[SlideRow]]:
+    """Return the rows by value of a column, without missing values."""
+    found: dict[str, list[SlideRow]] = defaultdict(list)
+    for row in cohort.rows:
+        if not cohort.is_missing(row.labels[name]):
+            found[normalise_label(row.labels[name])].append(row)
+    return dict(sorted(found.items()))
+
+
+def _text(name: str, rows: Sequence[SlideRow]) -> str:
+    """Return how the table writes the value of these rows."""
+    return rows[0].labels[name]
+
+
+def _describe_values(cohort: Cohort, name: str) -> str:
+    values = _group_by_value(cohort, name)
+    missing = _describe_missing(cohort, name)
+    texts = [_text(name, rows) for rows in values.values()]
+    if len(values) > _MAX_VALUES:
+        described = f"{len(values):,} different values, such as {', '.join(texts[:3])}"
+    else:
+        described = ", ".join(f"{text} ({len(rows):,})" for text, rows in zip(texts, values.values(), strict=True))
+    return "; ".join(filter(None, (described, missing)))
+
+
+def _describe_missing(cohort: Cohort, name: str) -> str:
+    """Return how many values of a column are missing, and how the table writes them; empty if none is."""
+    counts: dict[str, int] = defaultdict(int)
+    for row in cohort.rows:
+        if cohort.is_missing(text := row.labels[name]):
+            counts[text or "empty"] += 1
+    if not counts:
+        return ""
+    return f"{sum(counts.values()):,} missing ({', '.join(f'{text}: {count:,}' for text, count in counts.items())})"
