@@ -1,0 +1,86 @@
+"""Read table files of all formats as text: CSV, TSV, Excel and the JSON files of nnMIL."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from tapfm.cohort.excel_rows import read_excel_rows
+from tapfm.cohort.table_text import TABLE_HINT, TableRows, read_csv_rows
+from tapfm.errors import CohortError
+
+TABLE_SUFFIXES = (".csv", ".tsv", ".txt", ".xlsx", ".json")
+_OLD_EXCEL_SIGNATURE = bytes.fromhex("d0cf11e0a1b11ae1")  # .xls, and .xlsx with a password
+_ZIP_SIGNATURE = b"PK\x03\x04"
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table as text: the cells of a CSV, TSV, Excel or JSON file."""
+
+    source: Path
+    columns: tuple[str, ...]
+    records: tuple[tuple[int, dict[str, str]], ...]  # row number in the file, or number of the JSON entry; the cells
+    notes: tuple[str, ...] = ()  # choices made when reading, such as the sheet or the encoding
+    problems: tuple[tuple[int, str], ...] = ()  # row number and text; rows that cannot be read are not in `records`
+
+
+def read_text_table(source: Path, encoding: str | None = None) -> TextTable:
+    """Read a table file; the content decides the format. Raises CohortError if it cannot be read.
+
+    encoding: of a text file without byte order mark; None for UTF-8, or UTF-16 if that is certain.
+    """
+    try:
+        data = source.read_bytes()
+    except OSError as error:
+        raise CohortError(f"{source} cannot be read ({error.strerror}).", hint=TABLE_HINT) from error
+    if data.startswith(_OLD_EXCEL_SIGNATURE):
+        raise CohortError(
+            f"{source} is an Excel file in the old format (.xls), or it is protected by a password.",
+            hint="Save it as .xlsx without a password, or as CSV.",
+        )
+    if data.startswith(_ZIP_SIGNATURE):
+        return _build_table(source, read_excel_rows(source, data))
+    if source.suffix.lower() == ".xlsx" and data:
+        raise CohortError(
+            f"{source} is not an Excel workbook.",
+            hint="If it is a text file, rename it to .csv. Otherwise open it in Excel and save it as .xlsx or CSV.",
+        )
+    return _build_table(source, read_csv_rows(source, data, encoding))
+
+
+def _build_table(source: Path, table: TableRows) -> TextTable:
+    """Name the cells of each row by the header. Columns without a name are ignored."""
+    if not table.rows:
+        raise CohortError(f"{source} is empty.", hint=TABLE_HINT)
+    (header_number, first), *rows = table.rows
+    if above := next((each for each in table.problems if each[0] <= header_number), None):
+        raise CohortError(f"{source}, row {above[0]}: {above[1]}.", hint=TABLE_HINT)
+    header = [re.sub(r"\s+", " ", name.strip("\ufeff\u200b")).strip() for name in first]
+    if repeated := sorted(name for name, count in Counter(header).items() if name and count > 1):
+        raise CohortError(
+            f"{source} has duplicate columns: {', '.join(repeated)}.", hint="Rename or remove all but one of them."
+        )
+    records, problems = [], list(table.problems)
+    for row_number, cells in rows:
+        if any(cells[len(header) :]):
+            problems.append((row_number, f"{len(cells)} fields, but the header has {len(header)} columns"))
+            continue
+        values = [*cells, *[""] * (len(header) - len(cells))]
+        records.append((row_number, {name: text for name, text in zip(header, values, strict=False) if name}))
+    notes = (*table.notes, *_describe_unnamed_columns(source, header, rows))
+    return TextTable(source, tuple(filter(None, header)), tuple(records), notes, tuple(sorted(problems)))
+
+
+def _describe_unnamed_columns(source: Path, header: list[str], rows: list[tuple[int, list[str]]]) -> list[str]:
+    """Return a note for each ignored column with contents, except row numbers such as pandas writes."""
+    notes = []
+    for index, name in enumerate(header):
+        texts = [cells[index] for _, cells in rows if index < len(cells)]
+        if name or not any(texts) or any(texts == [str(i + start) for i in range(len(texts))] for start in (0, 1)):
+            continue
+        first = next(filter(None, texts))
+        notes.append(f"{source}: column {index + 1} has no name and is ignored. Its first value is {first!r}.")
+    return notes
