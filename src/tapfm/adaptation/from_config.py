@@ -66,7 +66,12 @@ def build_learner(config: RunConfig, data: RunData, device: torch.device) -> Bui
             encoder.recompute = (config.adaptation.recompute,) * len(encoder.recompute)
     torch.manual_seed(config.seed)
     aggregator = build_run_aggregator(config, feature_size, len(data.targets)).to(device)
-    task = build_task(data.training_labels(), smoothing=config.head.label_smoothing, weighting=config.task.weighting)
+    task = build_task(
+        data.training_labels(),
+        smoothing=config.head.label_smoothing,
+        weighting=config.task.weighting,
+        kinds=data.targets,
+    )
     chunking = Chunking() if encoder is None else _choose_chunking(config, encoder, plan)
     adaptation = build_adaptation_settings(config, chunking, compute_dtype)
     optimiser_settings = build_optimiser_settings(config, plan, weights_dtype=weights_dtype, compiled=compiled)

@@ -27,7 +27,7 @@ from tapfm.inference.predictor import Predictor
 from tapfm.inference.slide_bags import make_bags
 from tapfm.results.figure_drawing import write_png
 from tapfm.runs.curves import build_training_figure
-from tapfm.runs.data import RunData, list_labelled_slides
+from tapfm.runs.data import RunData, complete_class_texts, list_labelled_slides
 from tapfm.runs.folder import RunFolder, collect_environment
 from tapfm.runs.run_progress import RunProgress
 from tapfm.runs.summary import write_summary
@@ -57,7 +57,7 @@ def run_training(
 
     Raises `Interrupted` after a signal; a checkpoint is saved before.
     """
-    run_folder = RunFolder(folder)
+    run_folder, config = RunFolder(folder), complete_class_texts(config, data)
     with lock_folder(folder, "tapfm train"), StopSignalHandler(console.print) as stop:
         remove_unfinished_files(folder, folder / "checkpoints")
         _check_run_folder(run_folder, config, data, resume=resume)
@@ -245,7 +245,10 @@ def _print_start(config: RunConfig, data: RunData, device: torch.device, learner
         count = format_count(len(data.slides_without_label), "slide")
         lines.append(f"{count} without a label for these targets will not be used.")
     if data.failed:
-        lines.append(f"{format_count(len(data.failed), 'slide')} without tiles will not be used, see failures.csv.")
+        lines.append(
+            f"{format_count(len(data.failed), 'slide')} without slide file, tiles or features will not be used, see "
+            "failures.csv."
+        )
     if not data.slides_in(VALIDATION):
         lines.append("There are no validation slides, so the last epoch will be used.")
     elif one_class_targets := [target for target in data.targets if not _validation_has_both_classes(data, target)]:
@@ -258,8 +261,10 @@ def _print_start(config: RunConfig, data: RunData, device: torch.device, learner
     sides = {slide.tiles.tile_px for slide in data.slides if slide.tiles is not None}
     if learner.model.encoder is not None and (other := sides - {learner.model.encoder.tile_px}):
         lines.append(f"Tiles of {', '.join(map(str, other))} px will be resized to {learner.model.encoder.tile_px} px.")
-    for line in lines:
+    for line in [*data.notes, *lines]:
         console.print(line, markup=False, soft_wrap=True)
+    for warning in data.warnings:
+        console.print(f"WARNING: {warning}", style="bold yellow", markup=False, soft_wrap=True)
 
 
 def _validation_has_both_classes(data: RunData, target: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Literal
 from tapfm.bench.time_estimates import TileCounts
 from tapfm.cohort.cohort_table import read_cohort
 from tapfm.cohort.splits import TEST, TRAIN, VALIDATION, read_splits
+from tapfm.cohort.table_options import TableOptions
 from tapfm.config.settings import RunConfig
 from tapfm.errors import CohortError, InputError, TapfmError
 from tapfm.runs.data import read_run_data
@@ -76,7 +77,7 @@ def slides_from_cohort(table: Path, tiles: Path, slides_folder: Path | None = No
 
     If any slide has a split, slides without one are not counted. If none has, the paper's fractions are used.
     """
-    cohort = read_cohort(table, slides_folder)
+    cohort = read_cohort(table, TableOptions(slides=slides_folder))
     splits = read_splits(cohort) if any(row.split for row in cohort.rows) else None
     rows = [row for row in cohort.rows if splits is None or row.slide_id in splits]
     files: dict[str, SlideFile] = {}

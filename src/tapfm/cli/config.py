@@ -6,7 +6,6 @@ import typer
 
 from tapfm.cli.command import command
 from tapfm.cli.console import print_line, stderr_console
-from tapfm.runtime.messages import format_command
 from tapfm.workflows import config as workflow
 
 
@@ -21,6 +20,7 @@ def config(options: workflow.ConfigOptions) -> None:
     \b
     Examples:
       tapfm config --cohort split.csv --encoder h-optimus-0 --out run.toml
+      tapfm config --cohort split.csv --positive EGFR=MUT --out run.toml   # MUT / WT
       tapfm config --recipe reference                # print to the terminal
       tapfm config run.toml                          # print all settings
       tapfm config run.toml --set schedule.epochs=5
@@ -29,5 +29,6 @@ def config(options: workflow.ConfigOptions) -> None:
     if options.out is None:
         typer.echo(text, nl=False)
         return
-    next_command = format_command("train", options.out, "--out", "runs/first")
-    print_line(stderr_console(), f"Wrote {options.out}. Next: {next_command}")
+    print_line(stderr_console(), f"Wrote {options.out}. Next:")
+    for command_line in workflow.next_commands(options.out):
+        print_line(stderr_console(), f"  {command_line}")

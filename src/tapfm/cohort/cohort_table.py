@@ -18,27 +18,13 @@ from tapfm.cohort.patients import describe_shared_ids, find_patients_in_ids
 from tapfm.cohort.slide_search import SlideFinder, find_slide_path, slide_id_from_name
 from tapfm.cohort.table_files import TABLE_SUFFIXES, TextTable, read_text_table
 from tapfm.cohort.table_layouts import add_clam_splits, join_clini
+from tapfm.cohort.table_options import TableOptions
 from tapfm.cohort.table_problems import TableProblem, raise_problems
 from tapfm.errors import CohortError
 from tapfm.slides.opening import SLIDE_SUFFIXES, find_slides
 from tapfm.slides.readers.parsing import parse_positive_number
 
-# Texts that mean a missing value, ignoring case; an empty cell always does
-MISSING_VALUES = ("NA", "N/A", "#N/A", "nan", "null", "none", "unknown", ".")
 _MAX_ID_BYTES = 200
-
-
-@dataclass(frozen=True)
-class TableOptions:
-    """How to read a cohort table."""
-
-    slides: Path | None = None  # folder to search for slides
-    encoding: str | None = None  # None: UTF-8 or UTF-16
-    patient_column: str = ""  # empty: recognised by its name
-    slides_are_patients: bool = False  # every slide is from another patient
-    missing_values: tuple[str, ...] = MISSING_VALUES
-    clini: Path | None = None  # STAMP's table of patients, to join with a table of slides
-    clam_splits: Path | None = None  # CLAM's splits_0.csv, or the folder of splits_0.csv, splits_1.csv, ...
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tapfm.cohort.cohort_table import SlideRow, list_folder_slides, read_cohort
+from tapfm.cohort.table_options import TableOptions
 from tapfm.errors import SlideError, TapfmError
 from tapfm.runtime.cohort_job import Failure, process_slides
 from tapfm.runtime.csv_files import write_csv
@@ -47,14 +48,14 @@ class InspectedSlide:
     hint: str = ""
 
 
-def collect_slides(sources: Sequence[Path], slides_folder: Path | None) -> list[SlideRow]:
+def collect_slides(sources: Sequence[Path], options: TableOptions) -> list[SlideRow]:
     """Return the slides of cohort tables, folders and slide files, including table rows whose file is missing."""
     rows: list[SlideRow] = []
     for source in sources:
         if source.is_dir():
             rows += list_folder_slides(source)  # may contain equal names in different folders
         else:
-            rows += read_cohort(source, slides_folder, must_exist=False).rows
+            rows += read_cohort(source, options).rows
     return rows
 
 
@@ -118,7 +119,7 @@ def _unique_id_candidates(slide_id: str) -> Iterator[str]:
 
 
 def write_cohort_table(rows: Sequence[SlideRow], path: Path) -> None:
-    """Write a cohort table with id and path of each slide, its id as `patient_id`, and an empty `mpp` to fill in."""
+    """Write a cohort table with id and path of each slide, and empty `patient_id` and `mpp` to fill in."""
     base = path.absolute().parent
     used_ids: set[str] = set()
     table = []
@@ -127,5 +128,5 @@ def write_cohort_table(rows: Sequence[SlideRow], path: Path) -> None:
         used_ids.add(slide_id)
         absolute = row.path.absolute()  # symbolic links are not resolved
         written_path = absolute.relative_to(base) if absolute.is_relative_to(base) else absolute
-        table.append([slide_id, written_path.as_posix(), slide_id, ""])
+        table.append([slide_id, written_path.as_posix(), "", ""])
     write_csv(path, ["slide_id", "path", "patient_id", "mpp"], table)

@@ -24,6 +24,8 @@ from tapfm.runtime.messages import format_command
 PATH_SETTINGS = (
     ("cohort", "table"),
     ("cohort", "slides"),
+    ("cohort", "clini"),
+    ("cohort", "clam_splits"),
     ("tiles", "folder"),
     ("tiles", "features"),
     ("encoder", "weights"),

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tapfm.cohort.table_options import MISSING_VALUES, TableOptions
 from tapfm.config.recipes import Method, Recipe
 
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -30,8 +31,8 @@ def setting(description: str, **arguments: Any) -> Any:
     return Field(description=description, **arguments)
 
 
-class CohortSection(SettingsModel):
-    """The slides and their labels."""
+class TableSection(SettingsModel):
+    """A cohort table and how to read it."""
 
     table: Path = setting("cohort table with slides, patients, labels and splits; `tapfm split` adds the splits")
     slides: Path | None = setting(
@@ -39,6 +40,54 @@ class CohortSection(SettingsModel):
         default=None,
         examples=["slides"],
     )
+    patient_column: str | None = setting(
+        "column with the patient of each slide; by default recognised by its name, such as patient_id or case_id",
+        default=None,
+        examples=["patient_id"],
+    )
+    slides_are_patients: bool = setting(
+        "every slide is from another patient: do not warn that the table has no column of patients", default=False
+    )
+    missing_values: list[str] = setting(
+        "texts that mean a missing value, in upper or lower case; an empty cell always does",
+        default_factory=lambda: list(MISSING_VALUES),
+    )
+    encoding: str | None = setting(
+        "encoding of the table if it is not UTF-8 or UTF-16, such as cp1252 (Windows) or latin-1",
+        default=None,
+        examples=["cp1252"],
+    )
+    clini: Path | None = setting(
+        "STAMP's table of patients and labels, to join with a table of slides", default=None, examples=["clini.csv"]
+    )
+    clam_splits: Path | None = setting(
+        "CLAM's splits_0.csv, or the folder with splits_0.csv, splits_1.csv, ...; they replace the column of the table",
+        default=None,
+        examples=["splits"],
+    )
+
+    @property
+    def extra_missing_values(self) -> list[str]:
+        """Texts of missing values beside the default ones."""
+        return [text for text in self.missing_values if text not in MISSING_VALUES]
+
+    @property
+    def table_options(self) -> TableOptions:
+        """How to read the table."""
+        return TableOptions(
+            slides=self.slides,
+            encoding=self.encoding,
+            patient_column=self.patient_column or "",
+            slides_are_patients=self.slides_are_patients,
+            missing_values=tuple(self.missing_values),
+            clini=self.clini,
+            clam_splits=self.clam_splits,
+        )
+
+
+class CohortSection(TableSection):
+    """The slides and their labels."""
+
     fold: int | None = setting(
         "number N of a cross-validation fold: use the column fold_N of the table instead of the column `split`",
         default=None,
@@ -78,10 +127,22 @@ class AggregatorSection(SettingsModel):
     options: dict[str, Any] = setting("options of the aggregator, such as { gated = false }", default_factory=dict)
 
 
+class ClassesOfTarget(SettingsModel):
+    """Texts of the two classes of a target in the cohort table."""
+
+    positive: list[str] = setting("texts of the positive class", min_length=1)
+    negative: list[str] = setting("texts of the negative class; empty: the only other value", default_factory=list)
+
+
 class TaskSection(SettingsModel):
     """The targets to predict."""
 
     targets: list[str] = setting("label columns of the cohort table; one model predicts all of them", min_length=1)
+    labels: dict[str, ClassesOfTarget] = setting(
+        "texts of the classes of targets whose labels are not 0 and 1, such as "
+        '{ EGFR = { positive = ["MUT"], negative = ["WT"] } }',
+        default_factory=dict,
+    )
     weighting: Literal["balanced", "reference"] = setting(
         "how class weights are computed from the training labels: balanced (as in the paper) or reference (as in the "
         "authors' scripts)"
@@ -246,6 +307,13 @@ class RunConfig(SettingsModel):
     augmentation: AugmentationSection
     selection: SelectionSection  # of the best epoch
     machine: MachineSection = Field(default_factory=MachineSection)
+
+    @property
+    def class_texts(self) -> dict[str, dict[str, list[str]]]:
+        """Texts of the classes by target, as far as they are given."""
+        return {
+            target: {name: list(texts) for name, texts in each if texts} for target, each in self.task.labels.items()
+        }
 
     def as_tables(self) -> dict[str, Any]:
         """Return the settings as TOML tables, without settings that are None."""

@@ -14,10 +14,12 @@ from tapfm.aggregators.catalog import find_aggregator_card
 from tapfm.config.loading import list_settings, make_problems_error, read_toml, resolve_paths
 from tapfm.config.problems import SettingPath, describe_invalid_values, suggest_setting
 from tapfm.config.recipes import Method
-from tapfm.config.settings import Count, SettingsModel, setting
-from tapfm.config.text import format_toml_value
+from tapfm.config.settings import ClassesOfTarget, Count, SettingsModel, TableSection, setting
+from tapfm.config.text import format_toml_key, format_toml_value
 from tapfm.encoders.catalog import find_encoder_card
 from tapfm.errors import InputError
+from tapfm.tasks.catalog import target_kinds
+from tapfm.tasks.target import TargetKind
 
 METHODS: tuple[Method, ...] = get_args(Method)
 ReportKind = Literal["comparison", "ablation", "stability", "forgetting"]
@@ -26,15 +28,9 @@ _EXAMPLE_COMMAND = "tapfm study --preset paper-table1 --write study.toml"
 _VALID_FOLDER_NAME = re.compile(r"[\w][\w .,+=:-]*")  # of a study or a variant; that of a variant becomes a folder name
 
 
-class SlidesSection(SettingsModel):
+class SlidesSection(TableSection):
     """A cohort: slides, labels and tiles."""
 
-    table: Path = setting(
-        "cohort table with slides, patients and labels; for [cohort] also with splits, which `tapfm split` adds"
-    )
-    slides: Path | None = setting(
-        "folder of the slide files, if the cohort table has no paths or the files were moved", default=None
-    )
     tiles: Path = setting("output folder of `tapfm tile` for these slides")
 
 
@@ -71,6 +67,10 @@ class StudyConfig(SettingsModel):
     )
     targets: list[str] = setting(
         "label columns of the cohort tables; `task` sets whether one model predicts all of them", min_length=1
+    )
+    labels: dict[str, ClassesOfTarget] = setting(
+        "texts of the classes of targets whose labels are not 0 and 1, as in [task.labels] of RUN.toml",
+        default_factory=dict,
     )
     task: Literal["binary", "multilabel"] | None = setting(
         "binary: one model per target; multilabel: one model for all targets (the default with several targets)",
@@ -109,6 +109,12 @@ class StudyConfig(SettingsModel):
     notes: list[str] = setting("notes for readers; shown in the overview of study.md", default_factory=list)
 
     @property
+    def target_kinds(self) -> dict[str, TargetKind]:
+        """The kind of each target."""
+        texts = {name: {"negative": each.negative, "positive": each.positive} for name, each in self.labels.items()}
+        return target_kinds(self.targets, texts)
+
+    @property
     def is_multilabel(self) -> bool:
         """Whether one model predicts all targets."""
         return len(self.targets) > 1 if self.task is None else self.task == "multilabel"
@@ -125,7 +131,7 @@ class StudyConfig(SettingsModel):
 
 # section and key of the settings that are paths
 _STUDY_PATH_SETTINGS = [
-    (section, key) for section in ("cohort", "external", "probe") for key in ("table", "slides", "tiles")
+    (section, key) for section in ("cohort", "external", "probe") for key in ("table", "slides", "clini", "clam_splits", "tiles")
 ]
 
 
@@ -212,6 +218,11 @@ def _find_problems(config: StudyConfig) -> Iterator[str]:
                 f"name: {name!r} cannot be a folder name; use letters, digits, spaces and _.,+=:-, and begin with a "
                 "letter or digit"
             )
+    for name, classes in config.labels.items():
+        if name not in config.targets:
+            yield f"labels: {name!r} is not one of the targets"
+        if not classes.negative:
+            yield f"labels.{name}.negative: is not set; a study needs the texts of both classes"
     if config.is_multilabel and len(config.targets) == 1:
         yield "task: multilabel needs at least two targets"
     if config.report == "forgetting" and config.probe is None:
@@ -287,7 +298,7 @@ def _format_dotted_lines(table: Mapping[str, Any], prefix: str = "") -> list[str
     """Format the settings of a table, with dotted keys for nested tables."""
     lines: list[str] = []
     for key, value in table.items():
-        name = prefix + (key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else format_toml_value(key))
+        name = prefix + format_toml_key(key)
         lines += (
             _format_dotted_lines(value, f"{name}.")
             if isinstance(value, Mapping)

@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tapfm.cohort.cohort_table import read_cohort
-from tapfm.cohort.splits import fold_names
+from tapfm.cohort.cohort_table import Cohort
+from tapfm.cohort.splits import SPLITS, find_split_problems, fold_names, read_splits
+from tapfm.cohort.table_options import TableOptions
+from tapfm.cohort.table_problems import TableProblem
 from tapfm.config.loading import resolve_config
 from tapfm.config.settings import RunConfig, SettingsModel
 from tapfm.encoders.catalog import find_encoder_card
-from tapfm.errors import LabelError
-from tapfm.tasks.catalog import target_kinds
-from tapfm.tasks.labels import find_binary_columns, read_labels
+from tapfm.runtime.messages import format_command
+from tapfm.tasks.catalog import class_texts
+from tapfm.tasks.label_columns import TargetRequest
+from tapfm.tasks.labels import LabelledCohort, read_labelled_cohort
 
 _SETTING_WIDTH = 36  # characters of `key = value`, so that comments are aligned
+
+
+@dataclass(frozen=True)
+class StarterCohort:
+    """The cohort table of a starter file, and how to read it. The targets are empty if they are to be chosen."""
+
+    table: Path
+    options: TableOptions = TableOptions()
+    request: TargetRequest = TargetRequest()
 
 
 def format_starter_config(
@@ -25,44 +39,91 @@ def format_starter_config(
     recipe: str,
     encoder: str,
     method: str,
-    cohort: Path | None,
+    cohort: StarterCohort | None,
     tiles: Path | None,
     features: Path | None,
-    targets: Sequence[str],
     folder: Path | None,
-) -> str:
-    """Return a RUN.toml to start from, with a comment for each setting.
+) -> tuple[str, LabelledCohort | None]:
+    """Return a RUN.toml to start from, with a comment for each setting, and the cohort that was read for it.
 
-    Without `targets`, all binary label columns of the cohort table are used. Paths are written relative to `folder`,
-    the folder of the new file; None: the current folder.
+    Without a cohort, placeholders are written. Paths are written relative to `folder`, the folder of the new file;
+    None: the current folder.
     """
-    cohort_section: dict[str, str | int] = {"table": _relative_path(cohort or Path("cohort.csv"), folder)}
+    cohort_section: dict[str, Any] = {"table": _relative_path(Path("cohort.csv"), folder)}
+    task_section: dict[str, Any] = {"targets": ["FGFR3"]}
+    labelled = None
     if cohort is not None:
-        table = read_cohort(cohort, must_exist=False)
+        labelled = read_labelled_cohort(
+            cohort.table, cohort.options, cohort.request, checks=[_find_splits_of_starter_problems]
+        )
+        cohort_section = _format_table_options(cohort, folder)
+        table = labelled.cohort
         if not any(row.split for row in table.rows) and fold_names(table):
             cohort_section["fold"] = int(fold_names(table)[0].removeprefix("fold_"))
-        read_labels(table, target_kinds(targets))
-        targets = targets or find_binary_columns(table)
-        if not targets:
-            raise LabelError(
-                f"{cohort} has no label column to train on: one with both 0 and 1, and no other values.",
-                hint="Write 1, 0, or nothing (unknown) in a label column. Its label columns are: "
-                f"{', '.join(table.label_names) or 'none'}",
-            )
+        task_section = {"targets": list(labelled.targets)}
+        if texts := class_texts(labelled.targets):
+            task_section["labels"] = texts
     tiles_section = {"folder": _relative_path(tiles or Path("tiles"), folder)} if method != "fixed" or tiles else {}
     if method == "fixed" or features is not None:
         tiles_section["features"] = _relative_path(features or Path("features"), folder)
-    return _format_all_settings(
+    text = _format_all_settings(
         {
             "recipe": recipe,
             "seed": 0,
             "cohort": cohort_section,
             "tiles": tiles_section,
             "encoder": {"name": find_encoder_card(encoder).key},
-            "task": {"targets": list(targets) or ["FGFR3"]},
+            "task": task_section,
             "adaptation": {"method": method},
         }
     )
+    return text, labelled
+
+
+def describe_splits(labelled: LabelledCohort) -> list[str]:
+    """Return one line per split (of the first fold if there are only folds) with its slides, patients and labels."""
+    cohort = labelled.cohort
+    folds = fold_names(cohort)
+    if not (any(row.split for row in cohort.rows) or folds):
+        return [
+            "The table has no splits yet, and training needs them. To create them: "
+            + format_command("split", cohort.table_path or "COHORT.csv", "--out", "split.csv")
+        ]
+    has_column = any(row.split for row in cohort.rows)
+    splits = read_splits(cohort, None if has_column else int(folds[0].removeprefix("fold_")))
+    lines = [] if has_column else [f"Using the column {folds[0]} (cohort.fold)."]
+    for split in SPLITS:
+        rows = [row for row in cohort.rows if splits.get(row.slide_id) == split]
+        labels = [
+            f"{target}: {kind.describe_counts(labelled.labels_of(target, rows), 'slide')}"
+            for target, kind in labelled.targets.items()
+        ]
+        patients = len({row.patient_id for row in rows})
+        lines.append(f"{split}: {len(rows):,} slides of {patients:,} patients; {'; '.join(labels)}")
+    return lines
+
+
+def _find_splits_of_starter_problems(cohort: Cohort) -> list[TableProblem]:
+    """Return the problems of the splits that training will use: the column `split`, else all folds; none if missing."""
+    if any(row.split for row in cohort.rows):
+        return find_split_problems(cohort)
+    return [
+        problem
+        for name in fold_names(cohort)
+        for problem in find_split_problems(cohort, int(name.removeprefix("fold_")))
+    ]
+
+
+def _format_table_options(cohort: StarterCohort, folder: Path | None) -> dict[str, Any]:
+    """Return the section [cohort]: the table, and the options that differ from their defaults."""
+    options, default = cohort.options, TableOptions()
+    section: dict[str, Any] = {"table": _relative_path(cohort.table, folder)}
+    for each in fields(TableOptions):
+        value = getattr(options, each.name)
+        if value == getattr(default, each.name):
+            continue
+        section[each.name] = _relative_path(value, folder) if isinstance(value, Path) else value
+    return section
 
 
 def _relative_path(path: Path, folder: Path | None) -> str:
@@ -126,7 +187,7 @@ def format_toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Mapping):
-        inside = ", ".join(f"{key} = {format_toml_value(each)}" for key, each in value.items())
+        inside = ", ".join(f"{format_toml_key(key)} = {format_toml_value(each)}" for key, each in value.items())
         return f"{{ {inside} }}" if inside else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(format_toml_value, value))}]"
@@ -134,6 +195,11 @@ def format_toml_value(value: Any) -> str:
         return repr(value)
     # JSON strings are TOML strings, except for the one control character that JSON does not escape
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def format_toml_key(key: str) -> str:
+    """Return a key of a TOML table, quoted if necessary."""
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else format_toml_value(key)
 
 
 def first_line(text: str | None) -> str:

@@ -75,7 +75,7 @@ def read_metrics_json(path: Path) -> EvaluationResults:
         others = [model for model in contents["models"] if model != MODEL]
         return EvaluationResults(
             about=about,
-            targets=target_kinds(about["targets"]),
+            targets=target_kinds(about["targets"], about.get("labels")),
             rows=[
                 MetricRow(
                     model, "" if subgroup == _ALL_SLIDES else subgroup, _parse_metric_value(target, metric, value)

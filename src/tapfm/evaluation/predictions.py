@@ -13,7 +13,7 @@ from typing import Literal, get_args
 from tapfm.errors import InputError, LabelError, SettingError
 from tapfm.runtime.csv_files import write_csv
 from tapfm.tasks.catalog import target_kinds
-from tapfm.tasks.target import Label, TargetKinds
+from tapfm.tasks.target import Label, TargetKind, TargetKinds
 
 Unit = Literal["slide", "patient"]
 
@@ -26,12 +26,18 @@ COLUMNS = (
     "split",
     "target",
     "label",
+    "positive_class",
     "probability",
     "logit",
     "tiles",
     "tiles_failed",
 )
 _REQUIRED = ("patient_id", "slide_id", "target", "label", "probability")  # tables of other tools may have only these
+_TABLE_HINT = (
+    f"Use a CSV file with a row for each slide and target, and the columns {', '.join(COLUMNS)}. "
+    f"Required columns: {', '.join(_REQUIRED)}."
+)
+_NUMBER_CLASSES = ("1", "1.0")  # positive class of labels 0 and 1
 
 
 @dataclass(frozen=True)
@@ -110,26 +116,50 @@ def _csv_cells(prediction: Prediction, target: str, targets: TargetKinds) -> lis
 def read_predictions(path: Path, targets: TargetKinds | None = None) -> list[Prediction]:
     """Read a table of predictions. Without a column `logit`, logits are computed from the probabilities.
 
-    targets: if None, the targets in the table, as binary targets.
+    targets: if None, the targets in the table.
     """
-    hint = (
-        f"Use a CSV file with a row for each slide and target, and the columns {', '.join(COLUMNS)}. "
-        f"Required columns: {', '.join(_REQUIRED)}."
-    )
     slides: dict[SlideKey, Prediction] = {}
     first_rows: dict[tuple[SlideKey, str], int] = {}
+    rows = _read_rows(path)
+    kinds = _find_target_kinds(rows) if targets is None else targets
+    for number, row in rows:
+        try:
+            _add_row(row, number, slides, first_rows, kinds)
+        except ValueError as error:
+            raise InputError(f"{path}, row {number}: {error}.", hint=_TABLE_HINT) from error
+    return _order_targets(path, list(slides.values()), list(dict.fromkeys(target for _, target in first_rows)))
+
+
+def read_target_kinds(path: Path) -> dict[str, TargetKind]:
+    """Return the kind of each target of a table of predictions, from its labels and the column `positive_class`."""
+    return _find_target_kinds(_read_rows(path))
+
+
+def _find_target_kinds(rows: Sequence[tuple[int, Mapping[str, str]]]) -> dict[str, TargetKind]:
+    """Return the kind of each target. Labels other than the positive class are the negative class."""
+    names = dict.fromkeys(row["target"] for _, row in rows if row["target"])
+    texts: dict[str, dict[str, list[str]]] = {}
+    for _, row in rows:
+        positive = row.get("positive_class") or ""
+        if positive and positive not in _NUMBER_CLASSES:
+            classes = texts.setdefault(row["target"], {"positive": [positive], "negative": []})
+            label = row["label"] or ""
+            if label and label != positive and label not in classes["negative"]:
+                classes["negative"].append(label)
+    for classes in texts.values():
+        classes["negative"] = classes["negative"][:1] or [f"not {classes['positive'][0]}"]
+    return target_kinds(names, texts)
+
+
+def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
+    """Return the rows of a table of predictions with their numbers."""
     try:
         reader = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline=""), strict=True)
         if missing := [name for name in _REQUIRED if name not in (reader.fieldnames or [])]:
-            raise InputError(f"{path} lacks the columns {', '.join(missing)}.", hint=hint)
-        for row in reader:
-            try:
-                _add_row(row, reader.line_num, slides, first_rows, targets)
-            except ValueError as error:
-                raise InputError(f"{path}, row {reader.line_num}: {error}.", hint=hint) from error
+            raise InputError(f"{path} lacks the columns {', '.join(missing)}.", hint=_TABLE_HINT)
+        return [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path} cannot be read ({error}).", hint=hint) from error
-    return _order_targets(path, list(slides.values()), list(dict.fromkeys(target for _, target in first_rows)))
+        raise InputError(f"{path} cannot be read ({error}).", hint=_TABLE_HINT) from error
 
 
 def _add_row(
@@ -137,7 +167,7 @@ def _add_row(
     number: int,
     slides: dict[SlideKey, Prediction],
     first_rows: dict[tuple[SlideKey, str], int],
-    targets: TargetKinds | None,
+    targets: TargetKinds,
 ) -> None:
     """Add a row of a table to the slides read so far. Raises ValueError if it is invalid."""
     prediction = _parse_row(row, targets)
@@ -159,13 +189,12 @@ def _add_row(
     )
 
 
-def _parse_row(row: Mapping[str, str], targets: TargetKinds | None) -> Prediction:
+def _parse_row(row: Mapping[str, str], kinds: TargetKinds) -> Prediction:
     """Parse the prediction for one slide and target. Raises ValueError if it is invalid."""
     if None in row or None in row.values():
         raise ValueError("the number of fields differs from the number of columns")
     if empty := [name for name in ("patient_id", "slide_id", "target") if not row[name]]:
         raise ValueError(f"{empty[0]} is empty")
-    kinds = target_kinds([row["target"]]) if targets is None else targets
     if row["target"] not in kinds:
         raise ValueError(f"unknown target {row['target']}; expected one of {', '.join(kinds)}")
     kind = kinds[row["target"]]

@@ -10,8 +10,10 @@ from typing import Any
 
 from rich.console import Console
 
-from tapfm.cohort.cohort_table import TABLE_SUFFIXES, Cohort, read_cohort
+from tapfm.cohort.cohort_table import Cohort, read_cohort
 from tapfm.cohort.splits import parse_split, parse_split_option
+from tapfm.cohort.table_files import TABLE_SUFFIXES
+from tapfm.cohort.table_options import TableOptions
 from tapfm.encoders.catalog import find_encoder_card
 from tapfm.errors import CohortError, InputError, LabelError, TapfmError
 from tapfm.runs.data import RunSlide
@@ -63,7 +65,7 @@ def read_sources(
     precedence: dict[str, tuple[bool, bool]] = {}
     warnings: list[str] = []
     for source in sources:
-        cohort = read_cohort(source, slides_folder, must_exist=False)  # a missing file fails only that slide
+        cohort = read_cohort(source, TableOptions(slides=slides_folder))  # a missing file fails only that slide
         if split is not None and cohort.table_path is not None:
             cohort = _select_split(cohort, split, source)
         labels, label_warnings = _read_known_labels(cohort, targets)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tapfm.cohort.cohort_table import SlideFinder
+from tapfm.cohort.slide_search import SlideFinder
 from tapfm.errors import InputError
 from tapfm.prediction.folder import PredictedSlide
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tapfm.cohort.cohort_table import SlideFinder
+from tapfm.cohort.slide_search import SlideFinder
 from tapfm.errors import InputError
 from tapfm.prediction.folder import PredictedSlide, PredictionFolder, TargetPrediction
 from tapfm.prediction.gallery import read_tile_image

@@ -85,7 +85,7 @@ def _count_origins(run: ReportedRun) -> dict[str, dict[str, str]]:
         values_by_column["cohort"] = {row["slide_id"]: row["cohort"] for row in run.slides}
     if table.is_file():
         try:
-            rows = read_cohort(table, must_exist=False).rows
+            rows = read_cohort(table).rows
         except TapfmError:  # changed since the run; the report does not need it
             rows = ()
         for row in rows:

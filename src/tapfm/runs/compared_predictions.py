@@ -11,10 +11,9 @@ from pathlib import Path
 from tapfm.cohort.splits import TEST, TRAIN, VALIDATION, parse_split_option
 from tapfm.errors import InputError
 from tapfm.evaluation.patients import patient_key
-from tapfm.evaluation.predictions import Prediction, collect_targets, read_predictions
+from tapfm.evaluation.predictions import Prediction, collect_targets, read_predictions, read_target_kinds
 from tapfm.runs.ensemble import is_run
 from tapfm.runtime.messages import format_count
-from tapfm.tasks.catalog import target_kinds
 from tapfm.tasks.target import TargetKinds
 
 
@@ -41,7 +40,10 @@ def read_compared_predictions(sources: Sequence[str], split: str) -> ComparedPre
             hint=f"Give them different names: {repeated[0]}-1=PATH {repeated[0]}-2=PATH",
         )
     by_model = _remove_cohorts_unless_all_models_have_them({name: read_predictions(path) for name, path in named_files})
-    targets = target_kinds(_find_common_targets(by_model))
+    kinds = [read_target_kinds(path) for _, path in named_files]
+    common = _find_common_targets(by_model)
+    _check_same_classes(names, kinds, common)
+    targets = {target: kinds[0][target] for target in common}
     return ComparedPredictions(
         dict(named_files), by_model, targets, _collect_not_held_out_warnings(named_files, by_model)
     )
@@ -120,6 +122,18 @@ def _is_for_run_cohort(predictions: Path) -> bool:
         return bool(evaluation["cohort"] == "own")
     except (OSError, ValueError, LookupError, TypeError):
         return False
+
+
+def _check_same_classes(names: Sequence[str], kinds: Sequence[TargetKinds], targets: Sequence[str]) -> None:
+    """Raise InputError if the models have different positive classes of a target."""
+    for target in targets:
+        positive = {name: each[target].format_prediction(None, 0.0)[1] for name, each in zip(names, kinds, strict=True)}
+        if len(set(positive.values())) > 1:
+            listed = ", ".join(f"{name}: {text}" for name, text in positive.items())
+            raise InputError(
+                f"The models have different positive classes of {target} ({listed}).",
+                hint="Compare predictions of the same class.",
+            )
 
 
 def _find_common_targets(by_model: dict[str, list[Prediction]]) -> list[str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from tapfm.cohort.cohort_table import Cohort, SlideRow, read_cohort
-from tapfm.cohort.splits import SPLITS, TRAIN, read_splits
-from tapfm.config.settings import RunConfig
+from tapfm.cohort.cohort_table import SlideRow
+from tapfm.cohort.splits import SPLITS, TRAIN, find_split_problems, read_splits
+from tapfm.config.settings import ClassesOfTarget, RunConfig
 from tapfm.encoders.features import FeatureMetadata, find_feature_file, read_feature_metadata
 from tapfm.errors import CohortError, LabelError, TapfmError, UnknownNameError
 from tapfm.evaluation.predictions import LabelledSlide
@@ -16,8 +17,9 @@ from tapfm.results.table import Column, Table, table_row
 from tapfm.runtime.files import file_identity, file_sha256, fingerprint
 from tapfm.runtime.messages import format_command, format_count
 from tapfm.slides.opening import list_slide_files
-from tapfm.tasks.catalog import target_kinds
-from tapfm.tasks.labels import check_training_labels, label_count_columns, read_labels
+from tapfm.tasks.catalog import class_texts
+from tapfm.tasks.label_columns import TargetRequest
+from tapfm.tasks.labels import check_training_labels, label_count_columns, read_labelled_cohort
 from tapfm.tasks.target import Label, TargetKinds
 from tapfm.tiles.store import TileSet, read_slide_tiles
 
@@ -88,7 +90,10 @@ class RunData:
     slides: tuple[RunSlide, ...]
     targets: TargetKinds
     slides_without_label: tuple[str, ...]  # ids of slides without any label
-    failed: Mapping[str, str]  # why tiles or features could not be read, by slide id
+    failed: Mapping[str, str]  # why slide file, tiles or features could not be read, by slide id
+    missing_files: tuple[str, ...] = ()  # ids of failed slides without a slide file
+    notes: tuple[str, ...] = ()  # how the cohort table was read
+    warnings: tuple[str, ...] = ()  # about the patients of the table
 
     def slides_in(self, split: str) -> list[RunSlide]:
         return [slide for slide in self.slides if slide.split == split]
@@ -116,21 +121,27 @@ class RunData:
 
 def read_run_data(config: RunConfig) -> RunData:
     """Read the data of a run and check everything that can be checked without opening a slide."""
-    cohort = _read_run_cohort(config)
-    targets = target_kinds(config.task.targets)
-    labels = read_labels(cohort, targets)
-    splits = read_splits(cohort, config.cohort.fold)
-    column = "split" if config.cohort.fold is None else f"fold_{config.cohort.fold}"
+    fold = config.cohort.fold
+    labelled = read_labelled_cohort(
+        config.cohort.table,
+        config.cohort.table_options,
+        TargetRequest(tuple(config.task.targets), config.class_texts),
+        unit=config.selection.unit,
+        checks=[partial(find_split_problems, fold=fold)],
+    )
+    cohort, targets, labels = labelled.cohort, labelled.targets, labelled.labels
+    splits = read_splits(cohort, fold)
+    column = "split" if fold is None else f"fold_{fold}"
     check_training_labels(cohort, splits, labels, targets, column)
     labels_by_slide = {
         row.slide_id: {target: labels[target][i] for target in targets} for i, row in enumerate(cohort.rows)
     }
     rows = [row for row in cohort.rows if row.slide_id in splits]
-    labelled = [row for row in rows if any(label is not None for label in labels_by_slide[row.slide_id].values())]
-    unlabelled = {row.slide_id for row in rows} - {row.slide_id for row in labelled}
+    with_label = [row for row in rows if any(label is not None for label in labels_by_slide[row.slide_id].values())]
+    unlabelled = {row.slide_id for row in rows} - {row.slide_id for row in with_label}
     uses_features = config.adaptation.method == "fixed"
     slides, failed = [], {}
-    for row in labelled:
+    for row in with_label:
         try:
             tiles = None if uses_features else _find_tiles(config, row)
             features = _find_features(config, row) if uses_features else None
@@ -138,23 +149,30 @@ def read_run_data(config: RunConfig) -> RunData:
             failed[row.slide_id] = error.message
         else:
             slides.append(RunSlide(row, splits[row.slide_id], labels_by_slide[row.slide_id], tiles, features))
-    data = RunData(tuple(slides), targets, tuple(sorted(unlabelled)), failed)
+    data = RunData(
+        tuple(slides),
+        targets,
+        tuple(sorted(unlabelled)),
+        failed,
+        tuple(row.slide_id for row in with_label if row.missing and row.slide_id in failed),
+        tuple(labelled.notes),
+        tuple(labelled.warnings),
+    )
     _check_failures_allowed(config, data)
     _check_training_has_both_classes(config, data, column)
     return data
 
 
-def _read_run_cohort(config: RunConfig) -> Cohort:
-    """Read the cohort table of a run. Error hints mention --set cohort.slides instead of --slides."""
-    try:
-        return read_cohort(config.cohort.table, config.cohort.slides, must_exist=config.adaptation.method != "fixed")
-    except CohortError as error:
-        hint = error.hint.replace("--slides FOLDER", "--set cohort.slides=FOLDER")
-        raise CohortError(error.message, hint=hint) from error
+def complete_class_texts(config: RunConfig, data: RunData) -> RunConfig:
+    """Return the configuration with the texts of both classes of each target, also those found in the table."""
+    labels = {target: ClassesOfTarget(**texts) for target, texts in class_texts(data.targets).items()}
+    return config.model_copy(update={"task": config.task.model_copy(update={"labels": labels})})
 
 
 def _find_tiles(config: RunConfig, row: SlideRow) -> TileSet:
     assert config.tiles.folder is not None
+    if row.missing:
+        raise CohortError(row.missing)
     return read_slide_tiles(config.tiles.folder, row.slide_id)
 
 
@@ -171,26 +189,44 @@ def _check_failures_allowed(config: RunConfig, data: RunData) -> None:
     if len(data.failed) <= config.machine.allow_failures and data.slides:
         return
     fixed = config.adaptation.method == "fixed"
-    what, folder = ("features", config.tiles.features) if fixed else ("tiles", config.tiles.folder)
+    what, folder = ("features", config.tiles.features) if fixed else ("slide file or tiles", config.tiles.folder)
     total = len(data.failed) + len(data.slides)
     listed = [f"{slide_id}: {reason}" for slide_id, reason in list(data.failed.items())[:_MAX_LISTED]]
     if len(data.failed) > _MAX_LISTED:
         listed.append(f"... and {len(data.failed) - _MAX_LISTED:,} more")
-    hint = f"Create the {what}: {_preparation_command(config)}\n"
+    hint = f"Create the {'features' if fixed else 'tiles'}: {_preparation_command(config)}\n"
+    if data.missing_files:
+        hint = "Slide files are searched below another folder with --set cohort.slides=FOLDER\n"
     if data.slides:
         hint += f"Or continue without these slides: --allow-failures {len(data.failed)}"
-    else:
-        listed = [f"{folder} has no usable {what} of this cohort", *listed[:1]]
+    elif not data.missing_files:
+        listed = [f"{folder} has no usable {'features' if fixed else 'tiles'} of this cohort", *listed[:1]]
         setting = "tiles.features" if fixed else "tiles.folder"
         hint += f"Or use another folder: --set {setting}=DIR"
     raise CohortError(f"{len(data.failed):,} of {total:,} slides have no {what}:\n  " + "\n  ".join(listed), hint=hint)
 
 
+def preparation_commands(config: RunConfig) -> list[str]:
+    """Return the commands that create the tiles, and for method fixed the features, whose folder does not exist."""
+    fixed, tiles = config.adaptation.method == "fixed", config.tiles.folder
+    has_features = config.tiles.features is not None and config.tiles.features.is_dir()
+    commands = []
+    if not (fixed and has_features) and not (tiles or Path("tiles")).is_dir():
+        commands.append(format_command("tile", *_table_arguments(config), "--out", tiles or "tiles"))
+    return [*commands, _preparation_command(config)] if fixed and not has_features else commands
+
+
+def _table_arguments(config: RunConfig) -> list[str | Path]:
+    """Return the arguments of `tapfm tile` and `tapfm embed` for the cohort table."""
+    arguments: list[str | Path] = [config.cohort.table]
+    if config.cohort.slides is not None:
+        arguments += ["--slides", config.cohort.slides]
+    return arguments if config.cohort.encoding is None else [*arguments, "--encoding", config.cohort.encoding]
+
+
 def _preparation_command(config: RunConfig) -> str:
     """Return the command that creates missing tiles or features."""
-    cohort: list[str | Path] = [config.cohort.table]
-    if config.cohort.slides is not None:
-        cohort += ["--slides", config.cohort.slides]
+    cohort = _table_arguments(config)
     if config.adaptation.method == "fixed":
         tiles: list[str | Path] = [] if config.tiles.folder is None else ["--tiles", config.tiles.folder]
         out = config.tiles.features or "features"

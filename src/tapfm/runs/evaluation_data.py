@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from tapfm.cohort.cohort_table import Cohort, SlideRow, read_cohort
@@ -13,17 +14,21 @@ from tapfm.cohort.splits import (
     TEST,
     TRAIN,
     VALIDATION,
+    find_split_problems,
     format_names,
     parse_split,
     parse_split_option,
     read_splits,
 )
+from tapfm.cohort.table_options import TableOptions
 from tapfm.encoders.features import find_feature_file, read_feature_metadata
 from tapfm.errors import CohortError, InputError, RunError, TapfmError
 from tapfm.runs.data import RunSlide, StoredFeatures
 from tapfm.runs.model_folder import ModelFolder, ModelMember
 from tapfm.runtime.messages import format_command, format_count
-from tapfm.tasks.labels import read_labels
+from tapfm.tasks.catalog import ClassTexts, class_texts
+from tapfm.tasks.label_columns import TargetRequest, has_number_labels
+from tapfm.tasks.labels import LabelledCohort, read_labelled_cohort
 from tapfm.tiles.store import TileSet, read_slide_tiles
 
 _MAX_LISTED = 10  # changes or patients listed in a message
@@ -38,11 +43,13 @@ class EvaluationRequest:
     """
 
     cohort_table: Path | None = None  # None: the cohort table of the run
-    slides_folder: Path | None = None
+    table_options: TableOptions = TableOptions()  # of a given cohort table; for that of the run only `slides`
+    class_texts: ClassTexts = field(default_factory=dict)  # texts of the classes in a given cohort table
     tiles_folder: Path | None = None
     features_folder: Path | None = None
     split: str | None = None  # None: the test split of the cohort of the run, or every slide of another cohort
     allow_overlap: bool = False  # whether evaluated patients may also be in training or validation
+    unit: str | None = None  # slide or patient; None: as in training
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,8 @@ class EvaluationSlides:
     notes: tuple[str, ...]
     tiles_folder: Path | None
     features_folder: Path | None  # None: features are computed from the tiles
+    table_notes: tuple[str, ...] = ()  # how the cohort table was read
+    table_warnings: tuple[str, ...] = ()  # about the patients of the table
 
     def input_digests(self) -> dict[str, str]:
         """Return a digest of the inputs of each slide, by slide id.
@@ -76,19 +85,15 @@ def read_evaluation_slides(model_folder: ModelFolder, request: EvaluationRequest
     """Find the slides to evaluate, and check everything that can be checked without opening a slide."""
     split = None if request.split is None else parse_split_option(request.split, (*SPLITS, ALL))
     is_run_cohort = request.cohort_table is None
-    cohort_table, slides_folder, tiles_folder, features_folder = _find_input_paths(model_folder, request)
-    cohort = read_cohort(cohort_table, slides_folder, must_exist=False)  # a missing slide file fails only that slide
-    missing_targets: tuple[str, ...] = ()
-    if not is_run_cohort:
-        missing_targets = tuple(each for each in model_folder.targets if each not in cohort.label_names)
-    if len(missing_targets) == len(model_folder.targets):
-        read_labels(cohort, model_folder.targets)  # raises an error that lists the columns
-    known_targets = {name: kind for name, kind in model_folder.targets.items() if name not in missing_targets}
-    labels = read_labels(cohort, known_targets)
+    cohort_table, options, tiles_folder, features_folder = _find_input_paths(model_folder, request)
+    labelled = _read_labels(model_folder, request, cohort_table, options)
+    cohort, labels = labelled.cohort, labelled.labels
+    missing_targets = tuple(each for each in model_folder.targets if each not in labels)
     if is_run_cohort:
         splits = _select_run_cohort_slides(model_folder, cohort, split or TEST)
     else:
         splits = _select_external_slides(cohort, split)
+    table_notes = [*labelled.notes, *_describe_other_texts(model_folder, labelled)]
     chosen, slides_without_label, failed = [], [], {}
     for i, row in enumerate(cohort.rows):
         if row.slide_id not in splits:
@@ -126,7 +131,50 @@ def read_evaluation_slides(model_folder: ModelFolder, request: EvaluationRequest
         tuple(notes),
         tiles_folder,
         features_folder,
+        tuple(table_notes),
+        tuple(labelled.warnings),
     )
+
+
+def _read_labels(
+    model_folder: ModelFolder, request: EvaluationRequest, cohort_table: Path, options: TableOptions
+) -> LabelledCohort:
+    """Read a cohort with the labels of the model's targets that it has.
+
+    Without other texts of the classes, those of training are used, or 0 and 1 if an external table has only these.
+    """
+    config, targets = model_folder.config, model_folder.targets
+    unit = request.unit or (config.selection.unit if config is not None else "slide")
+    if request.cohort_table is None:
+        assert config is not None
+        checks = [partial(find_split_problems, fold=config.cohort.fold)]
+        request_of_run = TargetRequest(tuple(targets), class_texts(targets))
+        return read_labelled_cohort(cohort_table, options, request_of_run, unit=unit, checks=checks)
+    if unknown := [name for name in request.class_texts if name not in targets]:
+        raise InputError(
+            f"--positive names {unknown[0]}, which the model does not predict.",
+            hint=f"The model predicts {', '.join(targets)}.",
+        )
+    found = read_cohort(cohort_table, options)
+    known = tuple(target for target in targets if target in found.label_names) or tuple(targets)
+    texts = class_texts(targets)
+    for target in set(known) & set(found.label_names):
+        if target in request.class_texts:
+            texts[target] = {name: list(each) for name, each in request.class_texts[target].items()}
+        elif has_number_labels(found, target):
+            texts.pop(target, None)
+    return read_labelled_cohort(cohort_table, options, TargetRequest(known, texts), unit=unit)
+
+
+def _describe_other_texts(model_folder: ModelFolder, labelled: LabelledCohort) -> list[str]:
+    """Return a note for each target whose classes have other texts in this table than in training."""
+    notes = []
+    for target, kind in labelled.targets.items():
+        trained = model_folder.targets[target]
+        if kind.label_texts != trained.label_texts:
+            texts = (f"{kind.format_label(label)} is {trained.format_label(label)}" for label in (1, 0))
+            notes.append(f"{target} has other labels than in training: {', '.join(texts)}.")
+    return notes
 
 
 def _not_held_out_warning(split: str) -> str:
@@ -138,8 +186,8 @@ def _not_held_out_warning(split: str) -> str:
 
 def _find_input_paths(
     model_folder: ModelFolder, request: EvaluationRequest
-) -> tuple[Path, Path | None, Path | None, Path | None]:
-    """Return the cohort table and the folders of slides, tiles and features.
+) -> tuple[Path, TableOptions, Path | None, Path | None]:
+    """Return the cohort table, how to read it, and the folders of tiles and features.
 
     They are the requested ones. If no cohort table is requested, the other paths default to those of the run.
 
@@ -163,7 +211,7 @@ def _find_input_paths(
                 hint=f"Add --tiles DIR{'' if model_folder.adapted else ' or --features DIR'}. To create tiles: "
                 + format_command("tile", request.cohort_table, "--out", "tiles-external"),
             )
-        return request.cohort_table, request.slides_folder, request.tiles_folder, request.features_folder
+        return request.cohort_table, request.table_options, request.tiles_folder, request.features_folder
     if model_folder.ensemble == "folds":
         raise RunError(
             f"{model_folder.path} is an ensemble of folds: each slide of its cohort was used to train some member.",
@@ -177,7 +225,7 @@ def _find_input_paths(
     use_features_of_run = not model_folder.adapted and request.tiles_folder is None
     return (
         config.cohort.table,
-        request.slides_folder or config.cohort.slides,
+        replace(config.cohort.table_options, slides=request.table_options.slides or config.cohort.slides),
         request.tiles_folder or config.tiles.folder,
         request.features_folder or (config.tiles.features if use_features_of_run else None),
     )
@@ -332,7 +380,7 @@ def read_run_slides(member: ModelMember) -> list[RunSlide]:
     if config is None:
         return []
     try:
-        cohort = read_cohort(config.cohort.table, config.cohort.slides, must_exist=False)
+        cohort = read_cohort(config.cohort.table, config.cohort.table_options)
     except TapfmError:
         return []
     rows = {row.slide_id: row for row in cohort.rows}

@@ -140,7 +140,8 @@ def _write_export(saved: SavedModel, run_folder: RunFolder, out: Path) -> None:
 def _compute_final_scores(run_folder: RunFolder) -> Mapping[str, AucScores]:
     """Compute the AUCs of a run by split, from its predictions; empty if the run has not written predictions yet."""
     unit: Unit = run_folder.read_settings()["selection"]["unit"]
-    targets = target_kinds(run_folder.read_settings()["task"]["targets"])
+    task = run_folder.read_settings()["task"]
+    targets = target_kinds(task["targets"], task.get("labels"))
     scores_by_split = {}
     for split in (VALIDATION, TEST):
         path = run_folder.folder / f"predictions-{split}.csv"

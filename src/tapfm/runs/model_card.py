@@ -15,6 +15,7 @@ from tapfm.runs.hub import forbids_derivatives
 from tapfm.runs.saved_model import SavedModel
 from tapfm.tasks.catalog import target_kinds
 from tapfm.tasks.labels import label_count_cells, label_count_columns
+from tapfm.tasks.target import TargetKinds
 
 # licence identifiers of the Hugging Face Hub; others are written as "other" with a name
 _HUB_LICENCES = ("apache-2.0", "mit", "cc-by-4.0", "cc-by-nc-4.0", "cc-by-nc-nd-4.0", "cc-by-nc-sa-4.0")
@@ -41,7 +42,7 @@ def format_model_card(saved: SavedModel, run_folder: RunFolder, scores_by_split:
         *(_encoder_usage_lines(saved) if adapted else _aggregator_usage_lines(saved)),
         "## Data",
         "",
-        *_data_lines(run_folder, metadata["targets"]),
+        *_data_lines(run_folder, target_kinds(metadata["targets"], metadata.get("labels"))),
         "",
         "## Metrics",
         "",
@@ -135,9 +136,9 @@ def _aggregator_usage_lines(saved: SavedModel) -> list[str]:
     ]
 
 
-def _data_lines(run_folder: RunFolder, targets: list[str]) -> list[str]:
+def _data_lines(run_folder: RunFolder, kinds: TargetKinds) -> list[str]:
     """Return a table of patients, slides and labels by split."""
-    kinds, slide_rows = target_kinds(targets), run_folder.read_split_rows()
+    slide_rows = run_folder.read_split_rows()
     columns = [Column("split", text=True), Column("patients"), Column("slides")]
     columns += label_count_columns(kinds)
     rows = []

@@ -22,7 +22,7 @@ from tapfm.runs.ensemble import (
 from tapfm.runs.folder import RunFolder
 from tapfm.runs.saved_model import AGGREGATOR_FILE
 from tapfm.runtime.files import file_sha256, fingerprint
-from tapfm.tasks.catalog import target_kinds
+from tapfm.tasks.catalog import class_texts, target_kinds
 from tapfm.tasks.target import TargetKinds
 from tapfm.version import __version__
 
@@ -75,6 +75,7 @@ class ModelFolder:
             "kind": self.kind,
             "members": [{"run": each.run_id, "weights_sha256": each.weights_digest} for each in self.members],
             "targets": list(self.targets),
+            "labels": class_texts(self.targets),
         }
 
     def find_seen_patients(self) -> dict[str, str]:
@@ -106,7 +107,7 @@ def _read_run_as_member(folder: Path) -> ModelMember:
         raise RunError(f"{folder} has no split.csv.", hint="Copy the whole run folder again.")
     return ModelMember(
         folder,
-        target_kinds(config.task.targets),
+        target_kinds(config.task.targets, config.class_texts),
         config.encoder.name,
         config.adaptation.method != "fixed",
         run_folder.compute_run_id(),
@@ -124,7 +125,7 @@ def is_finished(member: ModelMember) -> bool:
 def _read_export_as_member(folder: Path) -> ModelMember:
     metadata = read_export_metadata(folder)
     try:
-        targets, encoder = target_kinds(metadata["targets"]), metadata["encoder"]
+        targets, encoder = target_kinds(metadata["targets"], metadata.get("labels")), metadata["encoder"]
         files = [AGGREGATOR_FILE, WEIGHTS_FILE] if encoder["adapted"] else [AGGREGATOR_FILE]
         digest = fingerprint([file_sha256(folder / name) for name in files])
         return ModelMember(folder, targets, encoder["name"], encoder["adapted"], str(metadata.get("run")), digest)

@@ -62,6 +62,7 @@ def load_run(folder: Path, device: torch.device | None = None) -> SavedModel:
     labels = _read_training_labels(run_folder, config)
     metadata = {
         "targets": config.task.targets,
+        "labels": config.class_texts,
         "encoder": {
             "name": config.encoder.name,
             "adapted": config.adaptation.method != "fixed",
@@ -77,7 +78,7 @@ def load_run(folder: Path, device: torch.device | None = None) -> SavedModel:
         },
         "training_labels": {
             target: kind.summarise_training_labels(labels[target])
-            for target, kind in target_kinds(config.task.targets).items()
+            for target, kind in target_kinds(config.task.targets, config.class_texts).items()
         },
         "tiles": run_folder.read_environments()[0].get("tiles"),
         "run": run_folder.compute_run_id(),
@@ -96,7 +97,11 @@ def load_run(folder: Path, device: torch.device | None = None) -> SavedModel:
                 error.hint = f"Set encoder.weights in {folder / 'config.toml'} to the weights file."
             raise
         _check_same_base_weights(run_folder, provenance.sha256, config)
-    model = SlideModel(encoder, _build_untrained_aggregator(metadata, device), build_task(labels))
+    model = SlideModel(
+        encoder,
+        _build_untrained_aggregator(metadata, device),
+        build_task(labels, kinds=target_kinds(config.task.targets, config.class_texts)),
+    )
     load_parameters(model.trainable_parameters(), tensors)
     if encoder is not None:
         merge_adapters(encoder)
@@ -130,10 +135,9 @@ def load_export(folder: Path, device: torch.device | None = None) -> SavedModel:
         )
     encoder.to(device)
     summaries = metadata["training_labels"]
-    labels = {
-        target: kind.restore_training_labels(summaries[target]) for target, kind in target_kinds(summaries).items()
-    }
-    model = SlideModel(encoder, load_aggregator(folder, metadata, device), build_task(labels))
+    kinds = target_kinds(summaries, metadata.get("labels"))
+    labels = {target: kind.restore_training_labels(summaries[target]) for target, kind in kinds.items()}
+    model = SlideModel(encoder, load_aggregator(folder, metadata, device), build_task(labels, kinds=kinds))
     model.train(False)
     return SavedModel(model, card, metadata)
 
@@ -189,7 +193,7 @@ def _infer_feature_size(tensors: dict[str, Tensor], config: RunConfig) -> int:
 def _read_training_labels(run_folder: RunFolder, config: RunConfig) -> dict[str, list[Label]]:
     """Read the labels of the training slides from split.csv, by target."""
     rows = [row for row in run_folder.read_split_rows() if row["split"] == TRAIN]
-    kinds = target_kinds(config.task.targets)
+    kinds = target_kinds(config.task.targets, config.class_texts)
     return {target: [kind.parse_label(row[target]) for row in rows] for target, kind in kinds.items()}
 
 

@@ -72,7 +72,8 @@ def compare_study(results: StudyResults) -> StudyComparison:
         for cohort in COHORTS:
             if not (seeds := results.predictions(cohort, target)):
                 continue
-            targets = target_kinds(study.targets if study.is_multilabel else [target])
+            kinds = study.target_kinds
+            targets = kinds if study.is_multilabel else {target: kinds[target]}
             comparison, best = _compare_with_best(seeds, targets, target, study)
             patients[cohort, target] = comparison.patient_count
             for name in seeds:

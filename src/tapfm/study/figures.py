@@ -11,7 +11,6 @@ from tapfm.results.figure import SERIES, Axis, Colour, Dash, Figure, Line, Mark,
 from tapfm.study.ablation import ModelFit
 from tapfm.study.comparison import BASELINE_TITLE, COHORT_TITLES
 from tapfm.study.results import COHORTS, StudyResults, average_by_epoch
-from tapfm.tasks.catalog import target_kinds
 
 _METHOD_COLOURS: dict[str, Colour] = {"fixed": "grey", "finetune": "secondary", "tapfm": "primary"}
 _DASHES: tuple[Dash, ...] = ("solid", "dashed", "dotted")
@@ -39,7 +38,7 @@ def roc_figure(results: StudyResults) -> Figure | None:
     """Return the ROC curves of the first seed of each model by cohort and target, or None without predictions."""
     study, panels = results.study, []
     models = {each.model.row_key: each.model for each in results.models}
-    for target, kind in target_kinds(study.targets).items():
+    for target, kind in study.target_kinds.items():
         for cohort in COHORTS:
             lines, undefined_reason = [], ""
             for row, seeds in results.predictions(cohort, target).items():

@@ -89,7 +89,7 @@ def _has_all_tiles(table: Path, folder: Path) -> bool:
     """Return whether every slide of a cohort table is tiled."""
     if not table.is_file() or not (folder / "summary.csv").is_file():
         return False
-    rows = read_cohort(table, must_exist=False).rows
+    rows = read_cohort(table).rows
     return all((folder / "patches" / f"{row.slide_id}_patches.h5").is_file() for row in rows)
 
 
@@ -103,7 +103,7 @@ def extract_probe_tiles(folder: Path, task: str) -> Path:
     readme = out / "README.md"  # written last
     if readme.is_file():
         return out
-    rows = read_cohort(synthetic / TABLES["test"], must_exist=False).rows
+    rows = read_cohort(synthetic / TABLES["test"]).rows
     candidates: dict[tuple[str, str], list[tuple[str, int, int, int]]] = {}
     for number, row in enumerate(rows):
         truth = read_truth(synthetic / "truth", row.slide_id)

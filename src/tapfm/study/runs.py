@@ -136,19 +136,21 @@ def build_run_tables(study: StudyConfig, run: PlannedRun, features: Path) -> dic
     Settings of the method override those of the study, and settings of the variant override both.
     """
     model = run.model
+    targets = study.targets if model.target is None else [model.target]
     tables: dict[str, Any] = {
         "seed": run.seed,
-        "cohort": {"table": str(study.cohort.table)},
+        "cohort": study.cohort.model_dump(mode="json", exclude={"tiles"}, exclude_defaults=True),
         # the method fixed does not read tiles, but the colour baseline of its evaluation does
         "tiles": {"folder": str(study.cohort.tiles)},
         "encoder": {"name": model.encoder},
         "aggregator": {"name": model.aggregator},
-        "task": {"targets": study.targets if model.target is None else [model.target]},
+        "task": {
+            "targets": targets,
+            "labels": {name: each.model_dump() for name, each in study.labels.items() if name in targets},
+        },
         "adaptation": {"method": model.method},
         "selection": {"unit": study.unit},
     }
-    if study.cohort.slides is not None:
-        tables["cohort"]["slides"] = str(study.cohort.slides)
     if run.fold is not None:
         tables["cohort"]["fold"] = run.fold
     if model.method == "fixed":

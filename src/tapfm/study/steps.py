@@ -100,7 +100,7 @@ class _StepBuilder:
         arguments = ["embed", str(slides.table), "--encoder", encoder, "--tiles", str(slides.tiles), "--out", str(out)]
         arguments += ["--precision", config.adaptation.precision]
         arguments += ["--weights", str(config.encoder.weights)] if config.encoder.weights is not None else []
-        arguments += _slides_option(slides) + _machine_options(config)
+        arguments += _table_options(slides) + _machine_options(config)
         group, log = _embed_step_group(encoder, cohort), self.folder.log(f"features/{out.name}")
         check_done = partial(_has_all_features, slides, out, config.machine.allow_failures)
         return Step("embed", tuple(arguments), log, group, check_done=check_done)
@@ -139,7 +139,11 @@ class _StepBuilder:
             )
 
     def _external_options(self, model: StudyModel, slides: SlidesSection) -> list[str]:
-        arguments = ["--cohort", str(slides.table), "--tiles", str(slides.tiles), *_slides_option(slides)]
+        arguments = ["--cohort", str(slides.table), "--tiles", str(slides.tiles), *_table_options(slides)]
+        arguments += ["--patient-column", slides.patient_column] if slides.patient_column else []
+        arguments += ["--slides-are-patients"] * slides.slides_are_patients
+        arguments += [part for text in slides.extra_missing_values for part in ("--missing", text)]
+        arguments += [] if slides.clini is None else ["--clini", str(slides.clini)]
         features = str(self.folder.features(model.encoder, "external"))
         return [*arguments, "--features", features] if model.method == "fixed" else arguments
 
@@ -179,7 +183,7 @@ def _embed_step_group(encoder: str, cohort: str) -> str:
 
 def _has_all_features(slides: SlidesSection, folder: Path, allowed_failures: int) -> bool:
     """Return whether the folder has features of all slides, except for at most `allowed_failures`."""
-    rows = read_cohort(slides.table, slides.slides, must_exist=False).rows
+    rows = read_cohort(slides.table, slides.table_options).rows
     missing = sum(find_feature_file(folder, row.slide_id) is None for row in rows)
     return missing <= allowed_failures and folder.is_dir()
 
@@ -190,5 +194,7 @@ def _machine_options(config: RunConfig) -> list[str]:
     return arguments + ([] if machine.workers == "auto" else ["--workers", str(machine.workers)])
 
 
-def _slides_option(slides: SlidesSection) -> list[str]:
-    return [] if slides.slides is None else ["--slides", str(slides.slides)]
+def _table_options(slides: SlidesSection) -> list[str]:
+    """Return the options with which `tapfm embed` and `tapfm evaluate` read the table."""
+    arguments = [] if slides.slides is None else ["--slides", str(slides.slides)]
+    return arguments if slides.encoding is None else [*arguments, "--encoding", slides.encoding]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tapfm.cohort.cohort_table import read_cohort
+from tapfm.cohort.splits import find_split_problems
 from tapfm.config.settings import RunConfig
 from tapfm.config.study import SlidesSection, StudyConfig
 from tapfm.errors import InputError, RunError, SettingError
@@ -13,8 +15,9 @@ from tapfm.runtime.messages import format_command, format_count
 from tapfm.runtime.output_folder import check_no_other_files
 from tapfm.study.folder import StudyFolder
 from tapfm.study.runs import PlannedRun, list_runs, resolve_run_config, select_runs
-from tapfm.tasks.catalog import target_kinds
-from tapfm.tasks.labels import read_labels
+from tapfm.tasks.catalog import class_texts
+from tapfm.tasks.label_columns import TargetRequest
+from tapfm.tasks.labels import read_labelled_cohort
 
 _MAX_LISTED_RUNS = 10  # in an error message
 _MINI_FILES = {"synthetic", "tiles", "probe-tiles", "logs", "status.csv"}  # written by --scale mini before the study
@@ -56,10 +59,18 @@ def override_machine_settings(study: StudyConfig, **options: str | int | None) -
 
 def check_input_files(study: StudyConfig) -> None:
     """Raise InputError if tables, targets or tiles are missing, because every run would fail."""
-    read_labels(read_cohort(study.cohort.table, study.cohort.slides, must_exist=False), target_kinds(study.targets))
+    texts = class_texts(study.target_kinds)
+    splits: list[int | None] = [*study.folds] or [None]
+    read_labelled_cohort(
+        study.cohort.table,
+        study.cohort.table_options,
+        TargetRequest(tuple(study.targets), texts),
+        unit=study.unit,
+        checks=[partial(find_split_problems, fold=fold) for fold in splits],
+    )
     _check_tiles(study.cohort)
     if study.external is not None:
-        read_cohort(study.external.table, study.external.slides, must_exist=False)
+        read_cohort(study.external.table, study.external.table_options)
         _check_tiles(study.external)
     if study.probe is not None and not study.probe.tiles.is_dir():
         raise InputError(

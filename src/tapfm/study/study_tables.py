@@ -182,17 +182,17 @@ def _split_sizes_table(results: StudyResults) -> Table:
         for prediction in (slide for seed in each.predictions.get("external", []) for slide in seed):
             row = external.setdefault(prediction.slide_id, {"patient_id": prediction.patient_id})
             row["cohort"] = prediction.cohort or ""
-            kinds = target_kinds(prediction.labels)
+            kinds = study.target_kinds
             row |= {target: kinds[target].format_label(label) for target, label in prediction.labels.items()}
     cohorts |= {"external": list(external.values())} if external else {}
     columns = [Column("split", text=True), Column("slides"), Column("patients")]
-    columns += label_count_columns(target_kinds(study.targets))
-    return Table(columns, [_size_row(name, rows, study.targets) for name, rows in cohorts.items() if finished])
+    columns += label_count_columns(study.target_kinds)
+    return Table(columns, [_size_row(name, rows, study.target_kinds) for name, rows in cohorts.items() if finished])
 
 
-def _size_row(name: str, slides: Sequence[Mapping[str, str]], targets: Sequence[str]) -> Row:
+def _size_row(name: str, slides: Sequence[Mapping[str, str]], targets: TargetKinds) -> Row:
     patients = len({(row["cohort"], row["patient_id"]) for row in slides})
-    return table_row(name, len(slides), patients, *label_count_cells(slides, target_kinds(targets)))
+    return table_row(name, len(slides), patients, *label_count_cells(slides, targets))
 
 
 def _failed_steps_sections(study: StudyConfig, folder: StudyFolder) -> list[Section]:

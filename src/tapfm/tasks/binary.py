@@ -16,19 +16,27 @@ from tapfm.tasks.target import Label, TargetKind
 class BinaryTask:
     """L_agg = w_y BCE(y, sigmoid(logit)), computed from the logit."""
 
-    def __init__(self, target: str, weights: ClassWeights, *, smoothing: float = 0.0) -> None:
+    def __init__(
+        self, target: str, weights: ClassWeights, *, smoothing: float = 0.0, kind: TargetKind = BinaryTarget()
+    ) -> None:
         check_smoothing(smoothing)
-        self.target_kinds: dict[str, TargetKind] = {target: BinaryTarget()}
+        self.target_kinds: dict[str, TargetKind] = {target: kind}
         self.weights = weights
         self.smoothing = smoothing
 
     @classmethod
     def from_training_labels(
-        cls, target: str, training_labels: Sequence[Label], *, smoothing: float = 0.0, weighting: Weighting = "balanced"
+        cls,
+        target: str,
+        training_labels: Sequence[Label],
+        *,
+        smoothing: float = 0.0,
+        weighting: Weighting = "balanced",
+        kind: TargetKind = BinaryTarget(),
     ) -> BinaryTask:
         """Build a task with class weights from the labels of the training split."""
         weights = compute_class_weights({target: training_labels}, weighting, smoothing)
-        return cls(target, weights[target], smoothing=smoothing)
+        return cls(target, weights[target], smoothing=smoothing, kind=kind)
 
     def loss(self, logits_C: Tensor, targets: Targets) -> Tensor:
         """Return the weighted cross-entropy; 0 if the label is missing."""

@@ -77,10 +77,6 @@ class BinaryTarget:
         return {"negative": list(self.negative), "positive": list(self.positive)}
 
     @property
-    def probability_class(self) -> str:
-        return self.format_label(1)
-
-    @property
     def metrics(self) -> Mapping[str, str]:
         return binary_metrics.METRIC_NAMES
 
@@ -186,9 +182,9 @@ class BinaryTarget:
         log_negative = np.logaddexp.reduce(-np.logaddexp(0, ordered))
         return float(log_positive - log_negative)
 
-    def format_prediction(self, label: Label, logit: float) -> tuple[str, str, str]:
-        """Return label, probability and logit in full precision."""
-        return self.format_label(label), repr(_sigmoid(logit)), repr(logit)
+    def format_prediction(self, label: Label, logit: float) -> tuple[str, str, str, str]:
+        """Return label, positive class, probability and logit; numbers in full precision."""
+        return self.format_label(label), self.format_label(1), repr(_sigmoid(logit)), repr(logit)
 
     def parse_prediction(self, label: str, probability: str, logit: str) -> tuple[Label, float]:
         parsed, parsed_probability = self.parse_label(label), float(probability)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from tapfm.errors import SettingError
 from tapfm.tasks.binary_target import BinaryTarget
 from tapfm.tasks.class_weights import Weighting
-from tapfm.tasks.target import Label, TargetKind
+from tapfm.tasks.target import Label, TargetKind, TargetKinds
 
 if TYPE_CHECKING:
     from tapfm.contracts import Task
@@ -47,14 +47,26 @@ def _select_task_kind(targets: int) -> TaskKind:
 
 
 def build_task(
-    training_labels: Mapping[str, Sequence[Label]], *, smoothing: float = 0.0, weighting: Weighting = "balanced"
+    training_labels: Mapping[str, Sequence[Label]],
+    *,
+    smoothing: float = 0.0,
+    weighting: Weighting = "balanced",
+    kinds: TargetKinds | None = None,
 ) -> Task:
-    """Build the task of these targets, with class weights from the labels of the training split."""
+    """Build the task of these targets, with class weights from the labels of the training split.
+
+    kinds: None if all labels are 0 and 1.
+    """
+    kinds = target_kinds(training_labels) if kinds is None else kinds
     if _select_task_kind(len(training_labels)) == "binary":
         from tapfm.tasks.binary import BinaryTask
 
         ((target, labels),) = training_labels.items()
-        return BinaryTask.from_training_labels(target, labels, smoothing=smoothing, weighting=weighting)
+        return BinaryTask.from_training_labels(
+            target, labels, smoothing=smoothing, weighting=weighting, kind=kinds[target]
+        )
     from tapfm.tasks.multilabel import MultiLabelTask
 
-    return MultiLabelTask.from_training_labels(training_labels, smoothing=smoothing, weighting=weighting)
+    return MultiLabelTask.from_training_labels(
+        training_labels, smoothing=smoothing, weighting=weighting, kinds=kinds
+    )

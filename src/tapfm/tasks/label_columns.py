@@ -88,6 +88,11 @@ def find_target_candidates(cohort: Cohort) -> list[str]:
     return found
 
 
+def has_number_labels(cohort: Cohort, target: str) -> bool:
+    """Return whether the labels of a target are 0 and 1, or one of them."""
+    return bool(values := _group_by_value(cohort, target)) and values.keys() <= _NUMBERS
+
+
 def describe_label_columns(cohort: Cohort, names: Iterable[str] | None = None) -> list[str]:
     """Return one line per label column: its values, or how many different ones it has."""
     return [f"{name}: {_describe_values(cohort, name)}" for name in names or cohort.label_names]

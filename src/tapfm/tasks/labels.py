@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tapfm.cohort.cohort_table import Check, Cohort, TableOptions, read_cohort
+from tapfm.cohort.cohort_table import Check, Cohort, SlideRow, read_cohort
 from tapfm.cohort.splits import TRAIN
+from tapfm.cohort.table_options import TableOptions
 from tapfm.cohort.table_problems import TableProblem
 from tapfm.errors import LabelError
 from tapfm.results.table import Cell, Column
@@ -25,6 +26,11 @@ class LabelledCohort:
     cohort: Cohort
     targets: TargetKinds
     labels: Mapping[str, tuple[Label, ...]]  # by target, in the order of the rows
+
+    def labels_of(self, target: str, rows: Iterable[SlideRow]) -> list[Label]:
+        """Return the labels of some rows."""
+        label = {row.slide_id: each for row, each in zip(self.cohort.rows, self.labels[target], strict=True)}
+        return [label[row.slide_id] for row in rows]
 
     @property
     def notes(self) -> list[str]:

@@ -85,11 +85,6 @@ class TargetKind(Protocol):
         """The texts of each class, as in [task.labels] of RUN.toml; empty for the labels 0 and 1."""
         ...
 
-    @property
-    def probability_class(self) -> str:
-        """Label whose probability is predicted; the column `positive_class` of predictions."""
-        ...
-
     def parse_label(self, text: str) -> Label:
         """Parse a label of a table; an empty string is a missing label. Raises ValueError."""
         ...
@@ -171,8 +166,8 @@ class TargetKind(Protocol):
         """Return the logit of an ensemble from those of its members, or of a patient from those of the slides."""
         ...
 
-    def format_prediction(self, label: Label, logit: float) -> tuple[str, str, str]:
-        """Return label, probability and logit as written to the predictions table."""
+    def format_prediction(self, label: Label, logit: float) -> tuple[str, str, str, str]:
+        """Return label, positive class (whose probability it is), probability and logit for the predictions table."""
         ...
 
     def parse_prediction(self, label: str, probability: str, logit: str) -> tuple[Label, float]:

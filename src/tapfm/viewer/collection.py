@@ -8,7 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tapfm.cohort.cohort_table import SlideFinder, read_cohort
+from tapfm.cohort.cohort_table import read_cohort
+from tapfm.cohort.slide_search import SlideFinder
+from tapfm.cohort.table_options import TableOptions
 from tapfm.errors import CohortError, InputError
 from tapfm.prediction.folder import PredictedSlide, PredictionFolder
 from tapfm.prediction.slide_files import find_slide_file, make_slide_finder
@@ -84,7 +86,7 @@ def _predicted_slides(folder: PredictionFolder, finder: SlideFinder | None) -> l
 
 
 def _unpredicted_slides(source: Path, slides_folder: Path | None) -> list[ViewerSlide]:
-    rows = read_cohort(source, slides_folder).rows
+    rows = read_cohort(source, TableOptions(slides=slides_folder)).rows
     return [ViewerSlide(_slide_key(row.slide_id, row.path), row.slide_id, row.path, row.mpp) for row in rows]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,22 @@ from tapfm.errors import InputError
 from tapfm.runtime.messages import format_command
 from tapfm.runtime.options import Argument, Option, command_function, options
 from tapfm.workflows.run_file import Overrides
+from tapfm.workflows.shared_options import (
+    ClamSplits,
+    Clini,
+    Encoding,
+    Missing,
+    Negative,
+    PatientColumn,
+    Positive,
+    SlidesArePatients,
+    SlidesFolder,
+    SlideTable,
+    choose_table,
+    print_table_notes,
+    read_table_options,
+    read_target_request,
+)
 
 if TYPE_CHECKING:
     from tapfm.config.settings import RunConfig
@@ -43,6 +60,7 @@ class ConfigOptions:
         Path | None,
         Option("Cohort table with labels and splits, from `tapfm split`.", metavar="CSV", show_default="cohort.csv"),
     ] = None
+    slides: SlidesFolder = None
     tiles: Annotated[Path | None, Option("Output folder of `tapfm tile`.", metavar="DIR", show_default="tiles")] = None
     features: Annotated[
         Path | None,
@@ -53,9 +71,18 @@ class ConfigOptions:
         Option(
             "Label column to predict. Repeatable: several columns make a multi-label task.",
             metavar="NAME",
-            show_default="all label columns of --cohort that contain both 0 and 1",
+            show_default="the only label column of --cohort with two classes",
         ),
     ] = ()
+    positive: Positive = ()
+    negative: Negative = ()
+    patient_column: PatientColumn = None
+    slides_are_patients: SlidesArePatients = False
+    missing: Missing = ()
+    encoding: Encoding = None
+    clini: Clini = None
+    slide_table: SlideTable = None
+    splits: ClamSplits = None
     out: Annotated[
         Path | None,
         Option(
@@ -68,8 +95,8 @@ class ConfigOptions:
 
     def check(self) -> None:
         """Raise InputError if options contradict each other or the output file exists."""
-        new_file_options = ("recipe", "encoder", "method", "cohort", "tiles", "features", "target", "out")
-        given = [f"--{name}" for name in new_file_options if getattr(self, name) not in (None, ())]
+        new_file_options = [each.name for each in fields(self) if each.name not in ("run", "set")]
+        given = [f"--{name.replace('_', '-')}" for name in new_file_options if getattr(self, name)]
         if self.run is not None and given:
             command = format_command("config", self.run, "--set", "schedule.epochs=5")
             raise InputError(
@@ -83,14 +110,27 @@ class ConfigOptions:
                 "--set needs an existing RUN.toml.",
                 hint="For example: tapfm config run.toml --set schedule.epochs=5",
             )
+        table_options = ("target", "positive", "negative", "patient_column", "slides_are_patients", "missing", "encoding")
+        if self.table is None and (
+            without := [name for name in (*table_options, "slides", "splits") if getattr(self, name)]
+        ):
+            raise InputError(
+                f"--{without[0].replace('_', '-')} needs a cohort table.", hint="Pass it too: --cohort split.csv"
+            )
         if self.out is not None and self.out.exists():
             raise InputError(
                 f"{self.out} already exists.", hint="Choose another name with --out, or delete the file first."
             )
 
 
+    @property
+    def table(self) -> Path | None:
+        """Table of slides."""
+        return choose_table(self.cohort, self.slide_table, self.clini, "--cohort")
+
+
 @command_function(ConfigOptions)
-def config(options: ConfigOptions, console: Console) -> str:  # noqa: ARG001 - required by command_function
+def config(options: ConfigOptions, console: Console) -> str:
     """Return RUN.toml as text: a commented file to start from, or an existing one with all defaults.
 
     A new file is also written to `out`.
@@ -101,16 +141,21 @@ def config(options: ConfigOptions, console: Console) -> str:  # noqa: ARG001 - r
 
     if options.run is not None:
         return config_text.format_config(load_config(options.run, options.set))
-    text = config_text.format_starter_config(
+    table = options.table
+    text, labelled = config_text.format_starter_config(
         recipe=options.recipe or "paper",
         encoder=options.encoder or "uni",
         method=options.method or "tapfm",
-        cohort=options.cohort,
+        cohort=None
+        if table is None
+        else config_text.StarterCohort(table, read_table_options(options), read_target_request(options)),
         tiles=options.tiles,
         features=options.features,
-        targets=options.target,
         folder=options.out.parent if options.out is not None else None,
     )
+    if labelled is not None:
+        print_table_notes(console, labelled.notes, labelled.warnings)
+        print_table_notes(console, config_text.describe_splits(labelled), ())
     if options.out is not None:
         try:
             write_atomically(options.out, text.encode())
@@ -119,6 +164,14 @@ def config(options: ConfigOptions, console: Console) -> str:  # noqa: ARG001 - r
                 f"{options.out} cannot be written ({error.strerror}).", hint="Choose another file with --out."
             ) from error
     return text
+
+
+def next_commands(file: Path) -> list[str]:
+    """Return the commands that train with this configuration: before it, those that create missing splits and tiles."""
+    from tapfm.config.loading import load_config
+    from tapfm.runs.data import preparation_commands
+
+    return [*preparation_commands(load_config(file)), format_command("train", file, "--out", "runs/first")]
 
 
 def configure(*files: str | Path, **settings: Any) -> RunConfig:

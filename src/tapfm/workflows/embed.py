@@ -12,7 +12,16 @@ from tapfm.errors import InputError
 from tapfm.runtime.messages import format_command
 from tapfm.runtime.options import Argument, Option, command_function, options
 from tapfm.runtime.workers import choose_worker_count
-from tapfm.workflows.shared_options import AllowFailures, Compile, Device, Only, SlidesFolder, Workers
+from tapfm.workflows.shared_options import (
+    AllowFailures,
+    Compile,
+    Device,
+    Encoding,
+    Only,
+    SlidesFolder,
+    Workers,
+    read_table_options,
+)
 
 if TYPE_CHECKING:
     from tapfm.inference.embedding_jobs import EmbeddingRecord
@@ -60,6 +69,7 @@ class EmbedOptions:
     ] = None
     compile: Compile = None
     slides: SlidesFolder = None
+    encoding: Encoding = None
     only: Only = ()
     workers: Workers = None
     allow_failures: AllowFailures = 0
@@ -71,6 +81,7 @@ class EmbedOptions:
     def tile_command(self) -> str:
         """Command that creates the tiles."""
         slides: tuple[str | Path, ...] = () if self.slides is None else ("--slides", self.slides)
+        slides += () if self.encoding is None else ("--encoding", self.encoding)
         return format_command("tile", self.cohort, *slides, "--out", self.tiles)
 
     def check(self) -> None:
@@ -109,7 +120,7 @@ def embed(options: EmbedOptions, console: Console) -> EmbedResult:
 
     card = find_encoder_card(options.encoder)
     check_inference_precision(options.precision)
-    cohort = read_cohort(options.cohort, options.slides)
+    cohort = read_cohort(options.cohort, read_table_options(options))
     cohort.check_ids(options.only)
     device = choose_device(options.device)
 

@@ -11,7 +11,20 @@ from rich.console import Console
 from tapfm.errors import InputError
 from tapfm.runtime.options import Argument, Option, command_function, options
 from tapfm.runtime.workers import choose_worker_count
-from tapfm.workflows.shared_options import AllowFailures, Device, Resamples, SlidesFolder, Workers
+from tapfm.workflows.shared_options import (
+    AllowFailures,
+    Clini,
+    Device,
+    Encoding,
+    Missing,
+    Negative,
+    PatientColumn,
+    Resamples,
+    SlidesArePatients,
+    SlidesFolder,
+    Workers,
+    read_table_options,
+)
 
 if TYPE_CHECKING:
     from tapfm.workflows.evaluation_run import Evaluation
@@ -28,6 +41,20 @@ class EvaluateOptions:
         Path | None,
         Option("Evaluate on this cohort table, with labels.", metavar="CSV", show_default="the cohort of the run"),
     ] = None
+    positive: Annotated[
+        tuple[str, ...],
+        Option(
+            "Positive class of a target in --cohort, if its labels are neither those of training nor 0 and 1. "
+            "Repeatable.",
+            metavar="NAME=VALUE",
+        ),
+    ] = ()
+    negative: Negative = ()
+    patient_column: PatientColumn = None
+    slides_are_patients: SlidesArePatients = False
+    missing: Missing = ()
+    encoding: Encoding = None
+    clini: Clini = None
     slides: SlidesFolder = None
     tiles: Annotated[
         Path | None,
@@ -96,6 +123,12 @@ class EvaluateOptions:
             raise InputError(
                 f"{self.cohort} {problem}.", hint="--cohort needs a CSV file with the slides and their labels."
             )
+        table_options = ("positive", "patient_column", "slides_are_patients", "missing", "encoding", "clini")
+        if self.cohort is None and (given := [name for name in table_options if getattr(self, name)]):
+            raise InputError(
+                f"--{given[0].replace('_', '-')} needs another cohort; that of the run is read as in training.",
+                hint="Pass it too: --cohort EXTERNAL.csv",
+            )
         if self.out.is_file():
             raise InputError(f"{self.out} is a file, not a folder.", hint="Choose another folder with --out.")
 
@@ -110,10 +143,18 @@ def evaluate(options: EvaluateOptions, console: Console) -> Evaluation:
     settings = parse_evaluation_settings(options.unit, options.sensitivity, options.by, options.resamples)
 
     from tapfm.runs.evaluation_data import EvaluationRequest
+    from tapfm.tasks.label_columns import parse_class_options
     from tapfm.workflows.evaluation_run import run_evaluation
 
     request = EvaluationRequest(
-        options.cohort, options.slides, options.tiles, options.features, options.split, options.allow_overlap
+        options.cohort,
+        read_table_options(options),
+        parse_class_options((), options.positive, options.negative).texts,
+        options.tiles,
+        options.features,
+        options.split,
+        options.allow_overlap,
+        options.unit,
     )
     return run_evaluation(
         options.model,

@@ -217,9 +217,9 @@ def _print_start(model: ModelFolder, data: EvaluationSlides, warnings: Sequence[
         lines.append(
             f"Skipping {format_count(len(data.failed), 'slide')} without {missing}; they are listed in failures.csv."
         )
-    for line in lines:
+    for line in [*data.table_notes, *lines]:
         console.print(line, markup=False, soft_wrap=True)
-    for warning in warnings:
+    for warning in [*data.table_warnings, *warnings]:
         console.print(warning, style="bold yellow", markup=False, soft_wrap=True)
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from tapfm.errors import InputError
 from tapfm.runtime.options import Argument, Option, command_function, options
 from tapfm.runtime.workers import choose_worker_count
-from tapfm.workflows.shared_options import SlidesFolder
+from tapfm.workflows.shared_options import Encoding, SlidesFolder, read_table_options
 
 if TYPE_CHECKING:
     from tapfm.cohort.inspection import InspectedSlide
@@ -30,10 +30,12 @@ class InspectOptions:
     ]
     _: KW_ONLY
     slides: SlidesFolder = None
+    encoding: Encoding = None
     write_cohort: Annotated[
         Path | None,
         Option(
-            "Write a cohort table of these slides to this new file. Fill in its column mpp where the slide has none.",
+            "Write a cohort table of these slides to this new file. Fill in its column patient_id, and its column mpp "
+            "where the slide has none.",
             metavar="CSV",
         ),
     ] = None
@@ -50,8 +52,8 @@ class InspectOptions:
 @command_function(InspectOptions)
 def inspect(options: InspectOptions, console: Console) -> list[InspectedSlide]:
     """Return the format, size, microns per pixel and problems of each slide."""
-    from tapfm.cohort.cohort_table import TABLE_SUFFIXES
     from tapfm.cohort.inspection import collect_slides, inspect_slides, write_cohort_table
+    from tapfm.cohort.table_files import TABLE_SUFFIXES
 
     table = options.write_cohort
     if table is not None and (given := [each for each in options.sources if each.suffix.lower() in TABLE_SUFFIXES]):
@@ -59,7 +61,7 @@ def inspect(options: InspectOptions, console: Console) -> list[InspectedSlide]:
             f"--write-cohort needs slides or folders of slides, but {given[0]} is already a table.",
             hint="Edit that table, or pass the folder of its slides instead.",
         )
-    rows = collect_slides(options.sources, options.slides)
+    rows = collect_slides(options.sources, read_table_options(options))
     inspections = inspect_slides(rows, choose_worker_count(None), console)
     if table is not None:
         write_cohort_table(rows, table)

@@ -12,7 +12,7 @@ from tapfm.errors import InputError
 from tapfm.runtime.options import Option
 
 if TYPE_CHECKING:
-    from tapfm.cohort.cohort_table import TableOptions
+    from tapfm.cohort.table_options import TableOptions
     from tapfm.tasks.label_columns import TargetRequest
 
 Device = Annotated[
@@ -103,7 +103,7 @@ ClamSplits = Annotated[
 
 def read_table_options(options: Any) -> TableOptions:
     """Return how to read the cohort table, from those of the options above that a command has."""
-    from tapfm.cohort.cohort_table import MISSING_VALUES, TableOptions
+    from tapfm.cohort.table_options import MISSING_VALUES, TableOptions
 
     return TableOptions(
         slides=getattr(options, "slides", None),

@@ -11,7 +11,7 @@ from rich.console import Console
 from tapfm.errors import InputError, UnknownNameError
 from tapfm.runtime.options import Argument, Option, command_function, options
 from tapfm.runtime.workers import choose_worker_count
-from tapfm.workflows.shared_options import AllowFailures, Only, SlidesFolder, Workers
+from tapfm.workflows.shared_options import AllowFailures, Encoding, Only, SlidesFolder, Workers, read_table_options
 
 if TYPE_CHECKING:
     from tapfm.runtime.cohort_job import SlideTable
@@ -57,6 +57,7 @@ class TileOptions:
     keep_blur: Annotated[bool, Option("Keep tiles that are out of focus. By default they are removed.")] = False
     layout: Annotated[str, Option("Layout of the HDF5 files: trident or clam. All commands read both.")] = "trident"
     slides: SlidesFolder = None
+    encoding: Encoding = None
     only: Only = ()
     workers: Workers = None
     allow_failures: AllowFailures = 0
@@ -95,7 +96,7 @@ def tile(options: TileOptions, console: Console) -> SlideTable[TilingRecord]:
     layout = next((each for each in LAYOUTS if each == options.layout), None)
     if layout is None:
         raise UnknownNameError.with_suggestions("layout", options.layout, LAYOUTS, see=", ".join(LAYOUTS))
-    cohort = read_cohort(options.cohort, options.slides)
+    cohort = read_cohort(options.cohort, read_table_options(options))
     cohort.check_ids(options.only)
     return tile_cohort(
         cohort.rows,

@@ -1,0 +1,22 @@
+"""Options for reading a cohort table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+# Texts that mean a missing value, ignoring case; an empty cell always does
+MISSING_VALUES = ("NA", "N/A", "#N/A", "nan", "null", "none", "unknown", ".")
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """How to read a cohort table."""
+
+    slides: Path | None = None  # folder to search for slides
+    encoding: str | None = None  # None: UTF-8 or UTF-16
+    patient_column: str = ""  # empty: recognised by its name
+    slides_are_patients: bool = False  # every slide is from another patient
+    missing_values: tuple[str, ...] = MISSING_VALUES
+    clini: Path | None = None  # STAMP's table of patients, to join with a table of slides
+    clam_splits: Path | None = None  # CLAM's splits_0.csv, or the folder of splits_0.csv, splits_1.csv, ...
