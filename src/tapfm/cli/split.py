@@ -67,5 +67,6 @@ def _print_split(result: workflow.SplitResult, console: Console) -> None:
     if result.config_command:
         print_line(console, f"Next: {result.config_command}")
         if has_folds:
-            print_line(console, "Then train all folds: tapfm train run.toml --folds "
-                       f"{len(cohort_split.splits)} --out runs/cv")
+            print_line(
+                console, f"Then train all folds: tapfm train run.toml --folds {len(cohort_split.splits)} --out runs/cv"
+            )

@@ -128,7 +128,9 @@ def split_cohort(
     return CohortSplit(cohort, resolutions, splits, split_names)
 
 
-def write_split_table(result: CohortSplit, out: Path, targets: Sequence[str], *, layout: str, force: bool) -> list[Path]:
+def write_split_table(
+    result: CohortSplit, out: Path, targets: Sequence[str], *, layout: str, force: bool
+) -> list[Path]:
     """Write the cohort table with its new splits, or the files of another tool's layout. Returns the paths."""
     if layout == "tapfm":
         files = {out: _format_split_table(result.cohort, result.splits, out)}

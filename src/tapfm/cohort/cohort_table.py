@@ -18,7 +18,7 @@ from tapfm.cohort.patients import describe_shared_ids, find_patients_in_ids
 from tapfm.cohort.slide_search import SlideFinder, find_slide_path, slide_id_from_name
 from tapfm.cohort.table_files import TABLE_SUFFIXES, TextTable, read_text_table
 from tapfm.cohort.table_layouts import add_clam_splits, join_clini
-from tapfm.cohort.table_options import TableOptions
+from tapfm.cohort.table_options import DEFAULT_TABLE_OPTIONS, TableOptions
 from tapfm.cohort.table_problems import TableProblem, raise_problems
 from tapfm.errors import CohortError
 from tapfm.slides.opening import SLIDE_SUFFIXES, find_slides
@@ -51,7 +51,7 @@ class Cohort:
     layout: str
     label_names: tuple[str, ...] = ()
     table_path: Path | None = None  # None for a folder or a single slide
-    options: TableOptions = TableOptions()
+    options: TableOptions = DEFAULT_TABLE_OPTIONS
     columns: tuple[str, ...] = ()  # all columns of the table
     patient_column: str = ""  # empty: every slide counts as its own patient
     notes: tuple[str, ...] = ()  # choices made when reading
@@ -86,13 +86,14 @@ class Cohort:
         missing = [row for row in self.rows if row.missing]
         if not missing:
             return ""
-        return f"{len(missing):,} of {len(self):,} slide files were not found, for example {missing[0].missing}."
+        first, count = missing[0], f"{len(missing):,} of {len(self):,} slide files were not found"
+        return f"{count}, for example {first.slide_id}: {first.missing}"
 
 
 Check = Callable[[Cohort], Iterable[TableProblem]]
 
 
-def read_cohort(source: Path, options: TableOptions = TableOptions(), *, checks: Sequence[Check] = ()) -> Cohort:
+def read_cohort(source: Path, options: TableOptions = DEFAULT_TABLE_OPTIONS, *, checks: Sequence[Check] = ()) -> Cohort:
     """Read a cohort table, a folder of slides, or a single slide.
 
     checks: functions that find more problems, for example of the labels. Raises one CohortError with the problems of
@@ -203,13 +204,15 @@ def _find_repeated_slides(rows: Sequence[SlideRow]) -> list[TableProblem]:
             numbers = tuple(row.row for row in same)
             problems.append(TableProblem(f"duplicate slide_id '{slide_id}'", numbers, "List each slide once."))
     first = {same[0].row: same[0] for same in by_id.values()}
-    for numbers, what in find_copies({number: row.path for number, row in first.items() if not row.missing}):
-        named = ", ".join(f"{first[number].slide_id} ({first[number].path.name})" for number in numbers[:3])
-        patients = list(dict.fromkeys(first[number].patient_id for number in numbers))
+    for copies, what in find_copies({number: row.path for number, row in first.items() if not row.missing}):
+        named = ", ".join(f"{first[number].slide_id} ({first[number].path.name})" for number in copies[:3])
+        patients = list(dict.fromkeys(first[number].patient_id for number in copies))
         under = f", listed under {len(patients)} patients: {', '.join(patients[:3])}" if len(patients) > 1 else ""
-        problems.append(TableProblem(
-            f"{named} are {what}{under}", tuple(numbers), "List each slide file once, under the right patient."
-        ))
+        problems.append(
+            TableProblem(
+                f"{named} are {what}{under}", tuple(copies), "List each slide file once, under the right patient."
+            )
+        )
     return problems
 
 
@@ -222,17 +225,19 @@ def _find_patient_problems(
     if options.slides_are_patients:
         shared = [patient for patient, count in Counter(patients.values()).items() if count > 1]
         if column and shared:
-            return (), [TableProblem(
-                f"{len(shared):,} patients in column '{column}' have several slides, for example {shared[0]}",
-                hint="Omit --slides-are-patients.",
-            )]
+            return (), [
+                TableProblem(
+                    f"{len(shared):,} patients in column '{column}' have several slides, for example {shared[0]}",
+                    hint="Omit --slides-are-patients.",
+                )
+            ]
         return (), []
     warnings = []
     kind, groups = find_patients_in_ids(patients, has_patient_column=bool(column))
     if not column:
         warnings.append(
-            "No column of patients: every slide counts as its own patient. If a patient has several slides, they can be "
-            "in training and in test, and the test results are too good. Name the column with --patient-column NAME "
+            "No column of patients: every slide counts as its own patient. If a patient has several slides, they can "
+            "be in training and in test, and the test results are too good. Name the column with --patient-column NAME "
             f"(recognised names: {PATIENT_COLUMN_EXAMPLES}), or pass --slides-are-patients if every slide is from "
             "another patient."
         )
@@ -265,17 +270,19 @@ def _parse_row(
     text = given.get("mpp", "")
     mpp = None if cohort.is_missing(text) else parse_positive_number(text)
     if mpp is None and not cohort.is_missing(text):
-        problems.append(TableProblem(
-            f"mpp '{text}' is not a positive number of microns per pixel, such as 0.25", (number,)
-        ))
+        problems.append(
+            TableProblem(f"mpp '{text}' is not a positive number of microns per pixel, such as 0.25", (number,))
+        )
         valid = False
     patient_id = given.get("patient_id", "")
     if "patient_id" in given and cohort.is_missing(patient_id):
-        problems.append(TableProblem(
-            f"no patient in column '{columns.by_role['patient_id']}'",
-            (number,),
-            "Write the patient of every slide; for a patient with one slide, any id that no other patient has.",
-        ))
+        problems.append(
+            TableProblem(
+                f"no patient in column '{columns.by_role['patient_id']}'",
+                (number,),
+                "Write the patient of every slide; for a patient with one slide, any id that no other patient has.",
+            )
+        )
         valid = False
     path, missing, problem = find_slide_path(number, given.get("path", ""), slide_name, cohort_folder(cohort), finder)
     if problem:

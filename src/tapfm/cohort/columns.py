@@ -53,7 +53,9 @@ class TableColumns:
     problems: tuple[TableProblem, ...] = ()
 
 
-def find_columns(columns: Sequence[str], records: Sequence[Mapping[str, str]], patient_column: str = "") -> TableColumns:
+def find_columns(
+    columns: Sequence[str], records: Sequence[Mapping[str, str]], patient_column: str = ""
+) -> TableColumns:
     """Find the column of each role.
 
     records: needed to compare several columns of patients. patient_column: used instead of the recognised one.
@@ -70,9 +72,12 @@ def find_columns(columns: Sequence[str], records: Sequence[Mapping[str, str]], p
         if role == "patient_id":
             continue
         if repeated := [name for name in found[1:] if normalise_column_name(name) == normalise_column_name(found[0])]:
-            problems.append(TableProblem(
-                f"duplicate columns: {', '.join([found[0], *repeated])}", hint="Rename or remove all but one of them."
-            ))
+            problems.append(
+                TableProblem(
+                    f"duplicate columns: {', '.join([found[0], *repeated])}",
+                    hint="Rename or remove all but one of them.",
+                )
+            )
         if found:
             by_role[role] = found[0]
         if len(found) > 1 and not repeated:
@@ -120,10 +125,16 @@ def _choose_patient_column(
         return (filled or [""])[0], [], []
     first = filled[0]
     if differing := [name for name in filled[1:] if not _groups_alike(records, first, name)]:
-        return first, [], [TableProblem(
-            f"the columns {_quote([first, *differing])} can all be the patient, but group the slides differently",
-            hint=f"Choose one of them: --patient-column {_quote([first])}",
-        )]
+        return (
+            first,
+            [],
+            [
+                TableProblem(
+                    f"the columns {_quote([first, *differing])} can be the patient, but group the slides differently",
+                    hint=f"Choose one of them: --patient-column {_quote([first])}",
+                )
+            ],
+        )
     return first, [f"Using the column '{first}' for patients; {_quote(filled[1:])} groups the slides alike."], []
 
 

@@ -68,4 +68,8 @@ def find_slide_path(row: int, text: str, slide_name: str, base: Path, finder: Sl
             return expected, "", f"the only file found for {name} is {found[0]}, which row {first} already uses"
         return found[0], "", ""
     searched_name = name if is_slide_name(name) else f"{slide_id_from_name(name)}.*"
-    return expected, f"{expected} does not exist" if is_slide_path else f"no slide {searched_name} below {finder.folder}", ""
+    return (
+        expected,
+        f"{expected} does not exist" if is_slide_path else f"no slide {searched_name} below {finder.folder}",
+        "",
+    )

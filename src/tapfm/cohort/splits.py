@@ -67,7 +67,7 @@ def _split_text(row: SlideRow, fold: int | None) -> str:
 
 
 def find_split_problems(cohort: Cohort, fold: int | None = None) -> list[TableProblem]:
-    """Return the problems of the column `split`, or of a fold's column: missing, unknown splits, patients in several."""
+    """Return the problems of the column `split` or of a fold: no splits, unknown splits, patients in several splits."""
     column = "split" if fold is None else f"fold_{fold}"
     assigned: list[tuple[SlideRow, str]] = []
     unknown: dict[str, list[int]] = defaultdict(list)

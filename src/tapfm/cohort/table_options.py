@@ -20,3 +20,6 @@ class TableOptions:
     missing_values: tuple[str, ...] = MISSING_VALUES
     clini: Path | None = None  # STAMP's table of patients, to join with a table of slides
     clam_splits: Path | None = None  # CLAM's splits_0.csv, or the folder of splits_0.csv, splits_1.csv, ...
+
+
+DEFAULT_TABLE_OPTIONS = TableOptions()

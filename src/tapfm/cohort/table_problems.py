@@ -9,6 +9,7 @@ from pathlib import Path
 from tapfm.errors import CohortError
 
 _MAX_LISTED = 50  # problems listed in an error message
+_MAX_NOTES = 5  # missing slide files listed with them
 _MAX_ROWS_NAMED = 3  # row numbers named for one problem
 
 
@@ -37,17 +38,22 @@ def format_rows(rows: Sequence[int]) -> str:
 def raise_problems(source: Path, problems: Iterable[TableProblem], notes: Iterable[TableProblem] = ()) -> None:
     """Raise one CohortError with all problems, if there are any.
 
-    notes: findings that are no errors on their own, such as missing slide files; listed with the problems.
+    notes: slides without a file, which are no errors on their own; listed after the problems.
     """
     errors = list(dict.fromkeys(problems))
     if not errors:
         return
-    found = sorted([*errors, *notes], key=lambda each: each.rows[:1] or (0,))
-    lines = [str(each) for each in found[:_MAX_LISTED]]
-    if len(found) > _MAX_LISTED:
-        lines.append(f"... and {len(found) - _MAX_LISTED:,} more")
-    hints = dict.fromkeys(each.hint for each in found if each.hint)
+    errors.sort(key=lambda each: each.rows[:1] or (0,))
+    also = list(notes)
+    lines = [str(each) for each in errors[:_MAX_LISTED]]
+    if len(errors) > _MAX_LISTED:
+        lines.append(f"... and {len(errors) - _MAX_LISTED:,} more")
+    lines += [str(each) for each in also[:_MAX_NOTES]]
+    if len(also) > _MAX_NOTES:
+        lines.append(f"... and {len(also) - _MAX_NOTES:,} more slides without a file")
+    hints = dict.fromkeys(each.hint for each in [*errors, *also] if each.hint)
+    count = len(errors) + len(also)
     raise CohortError(
-        f"{source} has {len(found):,} problem{'s' if len(found) > 1 else ''}:\n  " + "\n  ".join(lines),
+        f"{source} has {count:,} problem{'s' if count > 1 else ''}:\n  " + "\n  ".join(lines),
         hint="\n".join(hints) or "Fix the table, then run the command again.",
     )

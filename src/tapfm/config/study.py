@@ -131,7 +131,9 @@ class StudyConfig(SettingsModel):
 
 # section and key of the settings that are paths
 _STUDY_PATH_SETTINGS = [
-    (section, key) for section in ("cohort", "external", "probe") for key in ("table", "slides", "clini", "clam_splits", "tiles")
+    (section, key)
+    for section in ("cohort", "external", "probe")
+    for key in ("table", "slides", "clini", "clam_splits", "tiles")
 ]
 
 

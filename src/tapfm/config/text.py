@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,8 @@ class StarterCohort:
     """The cohort table of a starter file, and how to read it. The targets are empty if they are to be chosen."""
 
     table: Path
-    options: TableOptions = TableOptions()
-    request: TargetRequest = TargetRequest()
+    options: TableOptions
+    request: TargetRequest
 
 
 def format_starter_config(
@@ -40,17 +40,18 @@ def format_starter_config(
     encoder: str,
     method: str,
     cohort: StarterCohort | None,
+    targets: Sequence[str] = (),
     tiles: Path | None,
     features: Path | None,
     folder: Path | None,
 ) -> tuple[str, LabelledCohort | None]:
     """Return a RUN.toml to start from, with a comment for each setting, and the cohort that was read for it.
 
-    Without a cohort, placeholders are written. Paths are written relative to `folder`, the folder of the new file;
+    Without a cohort, `targets` and placeholders are written. Paths are written relative to `folder`, the folder of the new file;
     None: the current folder.
     """
     cohort_section: dict[str, Any] = {"table": _relative_path(Path("cohort.csv"), folder)}
-    task_section: dict[str, Any] = {"targets": ["FGFR3"]}
+    task_section: dict[str, Any] = {"targets": list(targets) or ["FGFR3"]}
     labelled = None
     if cohort is not None:
         labelled = read_labelled_cohort(

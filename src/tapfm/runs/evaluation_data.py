@@ -20,7 +20,7 @@ from tapfm.cohort.splits import (
     parse_split_option,
     read_splits,
 )
-from tapfm.cohort.table_options import TableOptions
+from tapfm.cohort.table_options import DEFAULT_TABLE_OPTIONS, TableOptions
 from tapfm.encoders.features import find_feature_file, read_feature_metadata
 from tapfm.errors import CohortError, InputError, RunError, TapfmError
 from tapfm.runs.data import RunSlide, StoredFeatures
@@ -43,7 +43,7 @@ class EvaluationRequest:
     """
 
     cohort_table: Path | None = None  # None: the cohort table of the run
-    table_options: TableOptions = TableOptions()  # of a given cohort table; for that of the run only `slides`
+    table_options: TableOptions = DEFAULT_TABLE_OPTIONS  # of a given cohort table; for that of the run only `slides`
     class_texts: ClassTexts = field(default_factory=dict)  # texts of the classes in a given cohort table
     tiles_folder: Path | None = None
     features_folder: Path | None = None

@@ -37,8 +37,8 @@ from tapfm.study.stability import (
     stability_runs_table,
 )
 from tapfm.study.status import read_status
-from tapfm.tasks.catalog import target_kinds
 from tapfm.tasks.labels import label_count_cells, label_count_columns
+from tapfm.tasks.target import TargetKinds
 
 
 @dataclass(frozen=True)

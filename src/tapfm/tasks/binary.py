@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from tapfm.contracts import Targets
-from tapfm.tasks.binary_target import BinaryTarget
+from tapfm.tasks.binary_target import NUMBER_LABELS
 from tapfm.tasks.class_weights import ClassWeights, Weighting, check_smoothing, compute_class_weights
 from tapfm.tasks.cross_entropy import encode_labels, weighted_cross_entropy
 from tapfm.tasks.target import Label, TargetKind
@@ -17,7 +17,7 @@ class BinaryTask:
     """L_agg = w_y BCE(y, sigmoid(logit)), computed from the logit."""
 
     def __init__(
-        self, target: str, weights: ClassWeights, *, smoothing: float = 0.0, kind: TargetKind = BinaryTarget()
+        self, target: str, weights: ClassWeights, *, smoothing: float = 0.0, kind: TargetKind = NUMBER_LABELS
     ) -> None:
         check_smoothing(smoothing)
         self.target_kinds: dict[str, TargetKind] = {target: kind}
@@ -32,7 +32,7 @@ class BinaryTask:
         *,
         smoothing: float = 0.0,
         weighting: Weighting = "balanced",
-        kind: TargetKind = BinaryTarget(),
+        kind: TargetKind = NUMBER_LABELS,
     ) -> BinaryTask:
         """Build a task with class weights from the labels of the training split."""
         weights = compute_class_weights({target: training_labels}, weighting, smoothing)

@@ -52,7 +52,7 @@ def _drop_missing(labels: Sequence[Label]) -> list[int]:
 
 def normalise_label(text: str) -> str:
     """Return the text of a label without case; tools such as pandas write 1 as 1.0 if values are missing."""
-    return re.sub(r"^(-?\d+)\.0+$", r"\1", " ".join(text.split()).casefold())
+    return re.sub(r"^(-?\d+)\.0+$", r"\1", text.casefold())
 
 
 @dataclass(frozen=True)
@@ -275,3 +275,6 @@ class BinaryTarget:
             return None
         labelled = [row for row, label in zip(rows, labels, strict=True) if label is not None]
         return logistic.fit_logistic(labelled, _drop_missing(labels))
+
+
+NUMBER_LABELS = BinaryTarget()  # of a column with 0 and 1

@@ -67,6 +67,4 @@ def build_task(
         )
     from tapfm.tasks.multilabel import MultiLabelTask
 
-    return MultiLabelTask.from_training_labels(
-        training_labels, smoothing=smoothing, weighting=weighting, kinds=kinds
-    )
+    return MultiLabelTask.from_training_labels(training_labels, smoothing=smoothing, weighting=weighting, kinds=kinds)

@@ -32,9 +32,7 @@ class TargetRequest:
     texts: ClassTexts = field(default_factory=dict)
 
 
-def parse_class_options(
-    targets: Sequence[str], positive: Sequence[str], negative: Sequence[str]
-) -> TargetRequest:
+def parse_class_options(targets: Sequence[str], positive: Sequence[str], negative: Sequence[str]) -> TargetRequest:
     """Return the request of the options --target, --positive NAME=VALUE and --negative NAME=VALUE.
 
     Without --target, the columns named by --positive are the targets.
@@ -100,16 +98,21 @@ def describe_label_columns(cohort: Cohort, names: Iterable[str] | None = None) -
 
 def describe_target(cohort: Cohort, target: str, kind: TargetKind) -> str:
     """Return one sentence about a target: its classes, their numbers of slides, and the missing values."""
-    labels = [kind.parse_label("" if cohort.is_missing(row.labels[target]) else row.labels[target])
-              for row in cohort.rows]
+    labels = [
+        kind.parse_label("" if cohort.is_missing(row.labels[target]) else row.labels[target]) for row in cohort.rows
+    ]
     texts = kind.label_texts
     classes = f" (positive: {', '.join(texts['positive'])})" if texts else ""
     missing = _describe_missing(cohort, target)
     return f"Target {target}: {kind.describe_counts(labels, 'slide')}{classes}{f'; {missing}' if missing else ''}."
 
 
-def _choose_targets(cohort: Cohort, request: TargetRequest, other_hint: str) -> tuple[tuple[str, ...], list[TableProblem]]:
+def _choose_targets(
+    cohort: Cohort, request: TargetRequest, other_hint: str
+) -> tuple[tuple[str, ...], list[TableProblem]]:
     """Return the requested targets, or else the only candidate; problems if there is none or more than one."""
+    if repeated := [name for name in dict.fromkeys(request.targets) if request.targets.count(name) > 1]:
+        return request.targets, [TableProblem(f"the target '{repeated[0]}' is named twice")]
     if request.targets:
         return request.targets, []
     candidates = find_target_candidates(cohort)
@@ -117,16 +120,27 @@ def _choose_targets(cohort: Cohort, request: TargetRequest, other_hint: str) -> 
         return tuple(candidates), []
     if not candidates:
         lines = describe_label_columns(cohort) or ["the table has no label column"]
-        return (), [TableProblem(
-            "no column can be the target, because none has two classes:\n    " + "\n    ".join(lines),
-            hint="Add a label column with 0 and 1 (empty: unknown), or name a text column and its positive class: "
-            f"--positive NAME=VALUE. {other_hint}".strip(),
-        )]
+        return (), [
+            TableProblem(
+                "no column can be the target, because none has two classes:\n    " + "\n    ".join(lines),
+                hint="Add a label column with 0 and 1 (empty: unknown), or name a text column and its positive class: "
+                f"--positive NAME=VALUE. {other_hint}".strip(),
+            )
+        ]
     lines = describe_label_columns(cohort, candidates)
-    return (), [TableProblem(
-        f"{len(candidates)} columns can be the target:\n    " + "\n    ".join(lines),
-        hint=f"Name it: {format_command_option('--target', candidates[0])}. Repeat --target for several targets. {other_hint}".strip(),
-    )]
+    text = next((name for name in candidates if not has_number_labels(cohort, name)), "")
+    need_class = ""
+    if text:
+        value = _text(text, next(iter(_group_by_value(cohort, text).values())))
+        option = format_command_option("--positive", f"{text}={value}")
+        need_class = f" If its values are not 0 and 1, name its positive class too, for example {option}."
+    return (), [
+        TableProblem(
+            f"{len(candidates)} columns can be the target:\n    " + "\n    ".join(lines),
+            hint=f"Name it with --target, for example {format_command_option('--target', candidates[0])}; repeat "
+            f"--target for several targets.{need_class} {other_hint}".strip(),
+        )
+    ]
 
 
 def _unknown_target(cohort: Cohort, target: str) -> TableProblem:
@@ -142,7 +156,7 @@ def _find_kind(
     if not texts:
         kind = BinaryTarget()
         unusable = {value: rows for value, rows in values.items() if value not in _NUMBERS}
-        return kind, _unusable_labels(cohort, target, values, unusable, "0 or 1")
+        return kind, _unusable_labels(target, values, unusable, "0, 1")
     positive = list(dict.fromkeys(texts["positive"]))
     negative = list(dict.fromkeys(texts.get("negative", ())))
     others = {value: rows for value, rows in values.items() if value not in map(normalise_label, positive)}
@@ -156,23 +170,26 @@ def _find_kind(
             options = " ".join(
                 format_command_option("--negative", f"{target}={_text(target, rows)}") for rows in others.values()
             )
-            return BinaryTarget((), tuple(positive)), [TableProblem(
-                f"{target} has {need} beside {', '.join(positive)}: {listed}",
-                hint=f"Name the negative class: {options}" if others else "A target needs slides of both classes.",
-            )]
+            return BinaryTarget((), tuple(positive)), [
+                TableProblem(
+                    f"{target} has {need} beside {', '.join(positive)}: {listed}",
+                    hint=f"Name the negative class: {options}" if others else "A target needs slides of both classes.",
+                )
+            ]
         negative = [_text(target, next(iter(others.values())))]
     unusable = {value: rows for value, rows in others.items() if value not in map(normalise_label, negative)}
-    problems += _unusable_labels(cohort, target, values, unusable, ", ".join([*positive, *negative]))
+    problems += _unusable_labels(target, values, unusable, ", ".join([*positive, *negative]))
     if not any(normalise_label(text) in values for text in positive):
-        problems.append(TableProblem(
-            f"{target} has no value {', '.join(positive)}; it contains {_describe_values(cohort, target)}",
-            hint="Name a value of the column: --positive NAME=VALUE",
-        ))
+        problems.append(
+            TableProblem(
+                f"{target} has no value {', '.join(positive)}; it contains {_describe_values(cohort, target)}",
+                hint="Name a value of the column: --positive NAME=VALUE",
+            )
+        )
     return BinaryTarget(tuple(negative), tuple(positive)), problems
 
 
 def _unusable_labels(
-    cohort: Cohort,
     target: str,
     values: Mapping[str, Sequence[SlideRow]],
     unusable: Mapping[str, Sequence[SlideRow]],
@@ -187,7 +204,7 @@ def _unusable_labels(
         hint = (
             f"{target}: name the positive class, for example {option}"
             if len(unusable) == len(values)
-            else f"{target}: write {valid}, or leave the cell empty if the label is unknown. A text that means a "
+            else f"{target}: write {valid} or leave the cell empty if the label is unknown. A text that means a "
             f"missing value: {format_command_option('--missing', text)}"
         )
     return [

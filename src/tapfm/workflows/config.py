@@ -110,7 +110,14 @@ class ConfigOptions:
                 "--set needs an existing RUN.toml.",
                 hint="For example: tapfm config run.toml --set schedule.epochs=5",
             )
-        table_options = ("target", "positive", "negative", "patient_column", "slides_are_patients", "missing", "encoding")
+        table_options = (
+            "positive",
+            "negative",
+            "patient_column",
+            "slides_are_patients",
+            "missing",
+            "encoding",
+        )
         if self.table is None and (
             without := [name for name in (*table_options, "slides", "splits") if getattr(self, name)]
         ):
@@ -121,7 +128,6 @@ class ConfigOptions:
             raise InputError(
                 f"{self.out} already exists.", hint="Choose another name with --out, or delete the file first."
             )
-
 
     @property
     def table(self) -> Path | None:
@@ -149,6 +155,7 @@ def config(options: ConfigOptions, console: Console) -> str:
         cohort=None
         if table is None
         else config_text.StarterCohort(table, read_table_options(options), read_target_request(options)),
+        targets=options.target,
         tiles=options.tiles,
         features=options.features,
         folder=options.out.parent if options.out is not None else None,

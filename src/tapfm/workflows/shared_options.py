@@ -88,8 +88,9 @@ Negative = Annotated[
 ]
 Clini = Annotated[
     Path | None,
-    Option("Table of patients with labels, as STAMP's clini table. It is joined with the table of slides.",
-           metavar="FILE"),
+    Option(
+        "Table of patients with labels, as STAMP's clini table. It is joined with the table of slides.", metavar="FILE"
+    ),
 ]
 SlideTable = Annotated[
     Path | None,

@@ -60,9 +60,7 @@ class SplitOptions:
     ] = ()
     positive: Positive = ()
     negative: Negative = ()
-    no_stratify: Annotated[
-        bool, Option("Do not stratify by labels.", flag="--no-stratify")
-    ] = False
+    no_stratify: Annotated[bool, Option("Do not stratify by labels.", flag="--no-stratify")] = False
     fractions: Annotated[
         tuple[float, float, float] | None,
         Option(
@@ -90,8 +88,8 @@ class SplitOptions:
     layout: Annotated[
         str,
         Option(
-            "Layout of the output: tapfm (a copy of COHORT.csv with splits), or the files of clam, patho-bench, nnmil or "
-            "stamp.",
+            "Layout of the output: tapfm (a copy of COHORT.csv with splits), or the files of clam, patho-bench, nnmil "
+            "or stamp.",
             metavar="NAME",
         ),
     ] = "tapfm"
