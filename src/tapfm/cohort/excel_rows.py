@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tapfm.cohort.table_text import TABLE_HINT, TableRows
 from tapfm.errors import CohortError
+from tapfm.runtime.messages import format_count
 
 if TYPE_CHECKING:
     from openpyxl.cell import Cell
@@ -134,7 +135,7 @@ def _describe_doubtful_cells(source: Path, sheet: Worksheet, row_numbers: set[in
         notes.append(f"{source}: {kind}: {', '.join(names[:3])}{more}.")
     hidden = sum(each.hidden for row_number, each in sheet.row_dimensions.items() if row_number in row_numbers)
     if hidden:
-        notes.append(f"{source}: {'1 hidden row was' if hidden == 1 else f'{hidden:,} hidden rows were'} also read.")
+        notes.append(f"{source}: also read {format_count(hidden, 'hidden row')}.")
     return notes
 
 

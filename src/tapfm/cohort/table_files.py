@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tapfm.cohort.excel_rows import read_excel_rows
+from tapfm.cohort.nnmil_tables import (
+    class_names,
+    describe_classes,
+    find_nnmil_csv,
+    read_nnmil_document,
+    read_plan_rows,
+)
 from tapfm.cohort.table_text import TABLE_HINT, TableRows, read_csv_rows
 from tapfm.errors import CohortError
 
@@ -48,7 +55,28 @@ def read_text_table(source: Path, encoding: str | None = None) -> TextTable:
             f"{source} is not an Excel workbook.",
             hint="If it is a text file, rename it to .csv. Otherwise open it in Excel and save it as .xlsx or CSV.",
         )
+    if source.suffix.lower() == ".json":
+        return _read_nnmil_table(source, data, encoding)
     return _build_table(source, read_csv_rows(source, data, encoding))
+
+
+def _read_nnmil_table(source: Path, data: bytes, encoding: str | None) -> TextTable:
+    """Read the slides of a JSON file of nnMIL, with the names of their classes instead of the numbers."""
+    document, notes = read_nnmil_document(source, data, encoding)
+    csv_path = find_nnmil_csv(source, document)
+    if csv_path is None:
+        table = _build_table(source, read_plan_rows(source, document))
+    else:
+        table = read_text_table(csv_path, encoding)
+        notes = (*notes, f"Reading {csv_path}, the table of {source}.")
+    names = class_names(document)
+    if "label" in table.columns and names:
+        notes = (*notes, *describe_classes(source, names))
+        records = tuple(
+            (number, cells | {"label": names.get(cells["label"], cells["label"])}) for number, cells in table.records
+        )
+        table = replace(table, records=records)
+    return replace(table, notes=(*notes, *table.notes))
 
 
 def _build_table(source: Path, table: TableRows) -> TextTable:
