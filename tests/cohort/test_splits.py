@@ -1,6 +1,7 @@
 """Splits by patient: check the splits of a table, and create balanced splits and folds."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,6 @@ from tapfm.cohort.splits import (
     group_patients,
     parse_split,
     read_splits,
-)
-from tapfm.cohort.splits import (
-    _check_patient_overlap as check_patient_overlap,
 )
 from tapfm.errors import CohortError, SettingError
 from tapfm.runtime.seeding import make_rng
@@ -73,28 +71,32 @@ def test_read_splits_normalises_spelling():
 
 
 def test_all_invalid_splits_are_in_one_error():
-    cohort = make_cohort(row("a", "P1", "train"), row("b", "P2", "B"), row("c", "P3", "C"), row("d", "P4", "B"))
+    slides = [("a", "train"), ("b", "B"), ("c", "C"), ("d", "B")]
+    cohort = make_cohort(
+        *(replace(row(name, name, split), row=number) for number, (name, split) in enumerate(slides, start=2))
+    )
     with pytest.raises(CohortError) as error:
         read_splits(cohort)
-    assert "'B': b, d\n  'C': c" in error.value.message
+    assert "rows 3 and 5: 'B' in column split" in error.value.message
+    assert "row 4: 'C' in column split" in error.value.message
     assert "val, valid, validation, tune, dev" in error.value.hint
 
 
 def test_read_splits_of_a_fold(tmp_path):
     table = tmp_path / "k=all.tsv"
     table.write_text("case_id\tslide_id\tfold_0\tFold_1\nP1\ts1\ttrain\ttest\nP2\ts2\ttest\t\n")
-    cohort = read_cohort(table, must_exist=False)
+    cohort = read_cohort(table)
     assert cohort.label_names == ()
     assert read_splits(cohort, 0) == {"s1": "train", "s2": "test"}
     assert read_splits(cohort, 1) == {"s1": "test"}
-    with pytest.raises(CohortError, match="has no fold_2") as error:
+    with pytest.raises(CohortError, match="no column fold_2") as error:
         read_splits(cohort, 2)
     assert "cohort.fold to a fold of the table (0, 1)" in error.value.hint
     assert "--force" in error.value.hint  # the table has folds already
 
 
 def test_missing_splits_error_contains_split_command():
-    with pytest.raises(CohortError, match="has no split") as error:
+    with pytest.raises(CohortError, match="no column split") as error:
         read_splits(make_cohort(row("a", "P1"), source=Path("my data/cohort.csv")))
     assert "tapfm split 'my data/cohort.csv' --out 'my data/cohort-split.csv'" in error.value.hint
 
@@ -109,8 +111,8 @@ def test_patient_in_two_splits_error_lists_slides():
     )
     with pytest.raises(CohortError) as error:
         read_splits(cohort)
-    assert "1 patient is in more than one split" in error.value.message
-    assert "P1: train has b, d; test has a" in error.value.message
+    assert "has 1 problem" in error.value.message
+    assert "patient P1 is in more than one split (column split): train has b, d; test has a" in error.value.message
     assert "P2" not in error.value.message
     assert "tapfm split" in error.value.hint
 
@@ -119,12 +121,12 @@ def test_spellings_of_one_split_do_not_overlap():
     assert len(read_splits(make_cohort(row("a", "P1", "val"), row("b", "P1", "Validation")))) == 2
 
 
-def test_error_lists_first_20_overlapping_patients():
-    placed = [(row(f"{patient}-{split}", f"P{patient}"), split) for patient in range(30) for split in (TRAIN, TEST)]
+def test_error_lists_first_50_overlapping_patients():
+    rows = [row(f"{patient}-{split}", f"P{patient}", split) for patient in range(60) for split in (TRAIN, TEST)]
     with pytest.raises(CohortError) as error:
-        check_patient_overlap(placed)
-    assert "30 patients are in more than one split" in error.value.message
-    assert "P19: train has 19-train; test has 19-test\n  ... and 10 more patients" in error.value.message
+        read_splits(make_cohort(*rows))
+    assert "has 60 problems" in error.value.message
+    assert error.value.message.endswith("train has 49-train; test has 49-test\n  ... and 10 more")
 
 
 def test_patient_overlap_in_a_fold_is_rejected():

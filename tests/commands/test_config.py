@@ -28,9 +28,8 @@ EXAMPLE = "# not set; "
 def make_starter_config(recipe="paper", method="tapfm", encoder="uni", **given):
     """Return the starter file of `tapfm config`."""
     nothing = dict.fromkeys(("cohort", "tiles", "features", "folder"))
-    return format_starter_config(
-        **(nothing | {"recipe": recipe, "encoder": encoder, "method": method, "targets": []} | given)
-    )
+    text, _ = format_starter_config(**(nothing | {"recipe": recipe, "encoder": encoder, "method": method} | given))
+    return text
 
 
 def load_text(folder, text, *changes):
@@ -544,14 +543,40 @@ def test_config_command_creates_a_file_that_it_can_resolve(tmp_path, tapfm, monk
 
 def test_default_targets_are_columns_with_both_labels(tmp_path, tapfm):
     table = tmp_path / "cohort.csv"
-    table.write_text("slide_id,path,EGFR,grade,KRAS,MET\na,a.svs,0,high,1,0\nb,b.svs,1,low,0,0\nc,c.svs,,low,,0\n")
-    assert tomllib.loads(tapfm("config", "--cohort", table)[1])["task"]["targets"] == ["EGFR", "KRAS"]
-    assert tomllib.loads(tapfm("config", "--cohort", table, "--target", "MET")[1])["task"]["targets"] == ["MET"]
+    table.write_text("slide_id,path,EGFR,grade,KRAS,MET\na,a.svs,0,high,1,0\nb,b.svs,1,low,0,0\nc,c.svs,,mid,,0\n")
+    code, _, error = tapfm("config", "--cohort", table)
+    assert code == 2
+    assert "2 columns can be the target" in error
+    assert "EGFR: 0 (1), 1 (1); 1 missing (empty: 1)" in error
+    both = ("--target", "EGFR", "--target", "KRAS")
+    assert tomllib.loads(tapfm("config", "--cohort", table, *both)[1])["task"]["targets"] == ["EGFR", "KRAS"]
+    code, text, notes = tapfm("config", "--cohort", table, "--target", "MET")
+    assert tomllib.loads(text)["task"]["targets"] == ["MET"]
+    assert "Target MET: 0 positive and 3 negative slides" in notes
+    table.write_text("slide_id,path,grade,EGFR\na,a.svs,high,1\nb,b.svs,mid,0\nc,c.svs,low,NA\n")
+    code, text, notes = tapfm("config", "--cohort", table)
+    assert tomllib.loads(text)["task"]["targets"] == ["EGFR"]
+    assert "Target EGFR: 1 positive and 1 negative slides; 1 missing (NA: 1)" in notes
     table.write_text("slide_id,path,grade\na,a.svs,high\n")
     code, _, error = tapfm("config", "--cohort", table)
     assert code == 2
-    assert "no label column to train on" in error
-    assert "grade" in error
+    assert "no column can be the target" in error
+    assert "grade: high (1)" in error
+
+
+def test_text_labels_and_table_options_are_written_to_the_file(tmp_path, tapfm):
+    table = tmp_path / "cohort.csv"
+    table.write_text("slide_id,Case,EGFR status\na,P1,MUT\nb,P2,WT\nc,P3,?\n", encoding="utf-16")
+    options = ("--positive", "EGFR status=MUT", "--missing", "?", "--patient-column", "case")
+    assert tapfm("config", "--cohort", table, *options, "--out", tmp_path / "run.toml")[0] == 0
+    config = load_config(tmp_path / "run.toml")
+    assert config.task.targets == ["EGFR status"]
+    assert config.class_texts == {"EGFR status": {"positive": ["MUT"], "negative": ["WT"]}}
+    assert config.cohort.patient_column == "case"
+    assert config.cohort.extra_missing_values == ["?"]
+    shown = tapfm("config", tmp_path / "run.toml")[1]
+    (tmp_path / "shown.toml").write_text(shown)
+    assert load_config(tmp_path / "shown.toml") == config
 
 
 @pytest.mark.parametrize("linked", [False, True])
@@ -577,7 +602,7 @@ def test_paths_are_correct_in_a_file_in_another_folder(tmp_path, tapfm, monkeypa
         )
     )
     assert (code, printed) == (0, "")
-    assert "Next: tapfm train out/first/run.toml --out runs/first" in messages
+    assert "tapfm train out/first/run.toml --out runs/first" in messages.split("Next:")[1]
     config = load_config(tmp_path / "work" / "out" / "first" / "run.toml")
     assert config.cohort.table.samefile(tmp_path / "work" / "cohort.csv")
     assert config.tiles.folder.resolve() == tmp_path / "tiles"

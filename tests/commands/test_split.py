@@ -42,11 +42,11 @@ def test_split_prints_counts_and_writes_a_table(tmp_path):
     assert [line[:3] for line in lines[1:4]] == [["train", "40", "80"], ["val", "5", "10"], ["test", "5", "10"]]
     positives = [" ".join(line[-4:]) for line in lines[1:4]]
     assert positives == ["16 of 80 (20%)", "2 of 10 (20%)", "2 of 10 (20%)"]
-    assert f"Next: tapfm config --cohort {out} --out run.toml" in result.stdout
+    assert f"Next: tapfm config --cohort {out} --out run.toml --target FGFR3" in result.stdout
     before, after = read_rows(cohort), read_rows(out)
     assert list(after[0]) == [*before[0], "split"]
     assert [{name: row[name] for name in before[0]} for row in after] == before
-    assert len(read_splits(read_cohort(out, must_exist=False))) == 100
+    assert len(read_splits(read_cohort(out))) == 100
 
 
 def test_split_does_not_depend_on_row_order(tmp_path):
@@ -70,7 +70,7 @@ def test_folds_are_columns_with_each_patient_in_test_once(tmp_path):
     assert list(rows[0]) == ["slide_id", "path", "patient_id", "FGFR3", "objective", *names]
     assert all(sorted(row[name] for name in names) == ["test", "train", "train", "val"] for row in rows)
     for fold in range(4):
-        assert len(read_splits(read_cohort(out, must_exist=False), fold)) == 40
+        assert len(read_splits(read_cohort(out), fold)) == 40
 
 
 def test_existing_splits_are_kept_without_force(tmp_path):
@@ -98,8 +98,8 @@ def test_patient_overlap_error_offers_a_command_that_fixes_it(tmp_path):
         tmp_path / "overlapping.csv", header=header, extra=lambda i: ",train" if i < 35 else ",test"
     )
     error = split_error(overlapping, "--out", tmp_path / "new.csv")
-    assert "1 patient is in more than one split" in error
-    assert "P17: train has s34; test has s35" in error
+    assert "has 41 problems" in error
+    assert "patient P17 is in more than one split (column split): train has s34; test has s35" in error
     command = shlex.split(error.partition("new splits: ")[2].splitlines()[0])
     assert command[0] == "tapfm"
     assert tapfm(*command[1:]).returncode == 0
@@ -165,16 +165,16 @@ def test_all_columns_of_another_tool_are_kept(tmp_path):
     assert tapfm("split", tmp_path / "t.csv", "--out", tmp_path / "split.csv").returncode == 0
     with (tmp_path / "split.csv").open(newline="") as file:
         header, first, *_ = csv.reader(file)
-    assert header == ["", "case_id", "slide_id", "FGFR3", "", "remark", "split"]
-    assert first[:6] == ["0", "P0", "007-0", "0", "", "a, b"]
+    assert header == ["case_id", "slide_id", "FGFR3", "remark", "split"]
+    assert first[:4] == ["P0", "007-0", "0", "a, b"]
 
 
 def test_resolution_is_read_from_slides_and_unknown_ones_are_counted(tmp_path):
     for i in range(6):
         write_slide(tmp_path / f"s{i}.svs", section(300, 300), mpp=0.25 if i < 3 else 0.5, downsamples=(1,))
     (tmp_path / "s6.svs").write_bytes(b"nothing")
-    rows = [f"s{i},s{i}.svs,{i % 2}" for i in range(8)]
-    (tmp_path / "cohort.csv").write_text("\n".join(["slide_id,path,FGFR3", *rows]) + "\n")
+    rows = [f"s{i},s{i}.svs,P{i},{i % 2}" for i in range(8)]
+    (tmp_path / "cohort.csv").write_text("\n".join(["slide_id,path,patient_id,FGFR3", *rows]) + "\n")
     result = tapfm("split", tmp_path / "cohort.csv", "--out", tmp_path / "split.csv", "--fractions", "0.5", "0", "0.5")
     assert result.returncode == 0, result.stderr
     assert "scan resolution of 7 slides" in result.stderr
@@ -192,29 +192,34 @@ def test_note_about_missing_class_or_empty_split(tmp_path):
     assert "test is empty" in result.stdout
 
 
-def test_without_labels_no_configuration_is_suggested(tmp_path):
-    (tmp_path / "cohort.csv").write_text("slide_id,mpp\na,0.5\nb,0.5\nc,0.5\n")
-    result = tapfm("split", tmp_path / "cohort.csv", "--out", tmp_path / "split.csv")
+def test_without_a_usable_label_only_no_stratify_splits(tmp_path):
+    (tmp_path / "cohort.csv").write_text("slide_id,mpp,stage\na,0.5,I\nb,0.5,II\nc,0.5,III\n")
+    error = split_error(tmp_path / "cohort.csv", "--out", tmp_path / "split.csv")
+    assert "stage: I (1), II (1), III (1)" in error
+    assert "--no-stratify" in error
+    assert not (tmp_path / "split.csv").exists()
+    result = tapfm("split", tmp_path / "cohort.csv", "--out", tmp_path / "split.csv", "--no-stratify")
     assert result.returncode == 0, result.stderr
     assert f"Wrote {tmp_path / 'split.csv'}" in result.stdout
     assert "tapfm config" not in result.stdout
 
 
-def test_columns_with_invalid_labels_are_noted_or_rejected(tmp_path):
+def test_a_named_target_is_never_dropped(tmp_path):
     cohort = write_table(
         tmp_path / "cohort.csv",
         header="slide_id,path,patient_id,FGFR3,objective,KRAS,site",
-        extra=lambda i: f",{'unknown' if i == 7 else i % 2},b",
+        extra=lambda i: f",{'maybe' if i == 7 else i % 2},b",
     )
-    result = tapfm("split", cohort, "--out", tmp_path / "split.csv")
-    assert result.returncode == 0, result.stderr
-    assert "labels must be 0, 1 or empty: KRAS has 'unknown' (s7) in 1 of 40 rows." in result.stdout
-    assert "site" not in result.stdout
+    error = split_error(cohort, "--out", tmp_path / "x.csv")
+    assert "2 columns can be the target" in error
     error = split_error(cohort, "--out", tmp_path / "x.csv", "--target", "KRAS", "--target", "site")
-    assert "KRAS has 'unknown' (s7) in 1 of 40 rows" in error
-    assert "site has 'b' (s0) in 40 of 40 rows" in error
+    assert "row 9: KRAS is 'maybe'" in error
+    assert "rows 2, 3, 4 and 37 more: site is 'b'" in error
     assert "Did you mean: FGFR3" in split_error(cohort, "--out", tmp_path / "x.csv", "--target", "FGFR")
     assert not (tmp_path / "x.csv").exists()
+    result = tapfm("split", cohort, "--out", tmp_path / "x.csv", "--target", "KRAS", "--missing", "maybe")
+    assert result.returncode == 0, result.stderr
+    assert "1 missing (maybe: 1)" in result.stderr
 
 
 def test_training_split_without_a_class_is_rejected(tmp_path):
@@ -259,4 +264,4 @@ def test_folder_instead_of_a_table_is_rejected(tmp_path):
 def test_force_overwrites_the_cohort_table(tmp_path):
     cohort = write_table(tmp_path / "cohort.csv")
     assert tapfm("split", cohort, "--out", cohort, "--force").returncode == 0
-    assert len(read_splits(read_cohort(cohort, must_exist=False))) == 40
+    assert len(read_splits(read_cohort(cohort))) == 40

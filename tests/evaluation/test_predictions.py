@@ -61,9 +61,9 @@ def test_contents_of_a_table(tmp_path):
     one = predict_two_targets("007", (1, None), (0.0, np.float32(-0.5)), patient_id="42")
     write_predictions(path, [one])
     assert path.read_text().splitlines() == [
-        "patient_id,slide_id,cohort,split,target,label,probability,logit,tiles,tiles_failed",
-        "42,007,blca,test,EGFR,1,0.5,0.0,120,2",
-        f"42,007,blca,test,KRAS,,{sigmoid(-0.5)!r},-0.5,120,2",
+        "patient_id,slide_id,cohort,split,target,label,positive_class,probability,logit,tiles,tiles_failed",
+        "42,007,blca,test,EGFR,1,1,0.5,0.0,120,2",
+        f"42,007,blca,test,KRAS,,1,{sigmoid(-0.5)!r},-0.5,120,2",
     ]
 
 

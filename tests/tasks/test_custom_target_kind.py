@@ -102,7 +102,7 @@ class Percentage:
         return sum(logits) / len(logits)
 
     def format_prediction(self, label, logit):
-        return self.format_label(label), repr(self.activate(logit)), repr(logit)
+        return self.format_label(label), "", repr(self.activate(logit)), repr(logit)
 
     def parse_prediction(self, label, probability, logit):
         return self.parse_label(label), float(logit) if logit else float(probability) / 10
