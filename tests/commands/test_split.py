@@ -171,7 +171,7 @@ def test_all_columns_of_another_tool_are_kept(tmp_path):
 
 def test_resolution_is_read_from_slides_and_unknown_ones_are_counted(tmp_path):
     for i in range(6):
-        write_slide(tmp_path / f"s{i}.svs", section(300, 300), mpp=0.25 if i < 3 else 0.5, downsamples=(1,))
+        write_slide(tmp_path / f"s{i}.svs", section(300 + i, 300), mpp=0.25 if i < 3 else 0.5, downsamples=(1,))
     (tmp_path / "s6.svs").write_bytes(b"nothing")
     rows = [f"s{i},s{i}.svs,P{i},{i % 2}" for i in range(8)]
     (tmp_path / "cohort.csv").write_text("\n".join(["slide_id,path,patient_id,FGFR3", *rows]) + "\n")
