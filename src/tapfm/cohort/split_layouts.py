@@ -18,7 +18,8 @@ from typing import Any
 from tapfm.cohort.table_text import list_some
 from tapfm.errors import CohortError
 
-LAYOUTS = ("tapfm", "clam", "patho-bench", "nnmil", "stamp")
+_TOOLS = {"tapfm": "tapfm", "clam": "CLAM", "patho-bench": "Patho-Bench", "nnmil": "nnMIL", "stamp": "STAMP"}
+LAYOUTS = tuple(_TOOLS)
 _SPLITS = ("train", "val", "test")
 # Texts that pandas reads as a missing value
 _PANDAS_MISSING = frozenset(
@@ -270,7 +271,7 @@ def _check_text(layout: str, what: str, texts: Iterable[str]) -> None:
     """Raise CohortError for texts that the tool reads as missing values."""
     if found := sorted(_PANDAS_MISSING.intersection(texts)):
         raise CohortError(
-            f"A {what} is '{found[0]}', which the tool of the layout {layout} reads as a missing value.",
+            f"A {what} is '{found[0]}', which {_TOOLS[layout]} reads as a missing value.",
             hint="Change this text in the table, or use the layout tapfm.",
         )
 
@@ -279,7 +280,7 @@ def _check_not_numbers(layout: str, what: str, ids: Sequence[str]) -> None:
     """Raise CohortError for ids that the tool reads as numbers: it loses leading zeros, or stops with an error."""
     if ids and all(re.fullmatch(r"[-+]?\d+(\.\d*)?", text) for text in ids):
         raise CohortError(
-            f"Every {what} is a number, such as {ids[0]}. The tool of the layout {layout} cannot use such ids.",
+            f"Every {what} is a number, such as {ids[0]}. {_TOOLS[layout]} cannot use such ids.",
             hint="Add a letter to the ids, such as P1 instead of 1; for ids of slides, also rename the feature files.",
         )
 
