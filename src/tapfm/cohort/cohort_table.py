@@ -122,7 +122,7 @@ def read_source_table(source: Path, options: TableOptions) -> TextTable:
     """Return a table as text, joined with the tables of other tools that the options name."""
     table = read_text_table(source, options.encoding)
     if options.clini is not None:
-        table = join_clini(table, read_text_table(options.clini, options.encoding))
+        table = join_clini(table, read_text_table(options.clini, options.encoding), options.patient_column)
     if options.clam_splits is not None:
         table = add_clam_splits(table, options.clam_splits)
     return table
@@ -171,7 +171,7 @@ def _parse_table(table: TextTable, options: TableOptions) -> tuple[Cohort, list[
             f"{source} has no column with slides; its columns are {', '.join(filter(None, table.columns))}.",
             hint="Add slide_id and path. Tables of CLAM, STAMP, TRIDENT, Patho-Bench and nnMIL are also supported.",
         )
-    problems = [TableProblem(text, (row,)) for row, text in table.problems] + list(columns.problems)
+    problems = [TableProblem(text, (row,) if row else ()) for row, text in table.problems] + list(columns.problems)
     empty = Cohort((), columns.layout, columns.labels, source, options, table.columns)
     finder = SlideFinder(options.slides or source.parent, explicit=options.slides is not None)
     rows = [

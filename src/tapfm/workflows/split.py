@@ -191,7 +191,14 @@ def split(options: SplitOptions, console: Console) -> SplitResult:
     )
     for column, split_of_slide in cohort_split.splits.items():
         check_training_labels(cohort, split_of_slide, labels, targets, column)
-    files = write_split_table(cohort_split, options.out, list(targets), layout=options.layout, force=options.force)
+    files = write_split_table(
+        cohort_split,
+        options.out,
+        {target: [kind.format_label(label) for label in labels[target]] for target, kind in targets.items()},
+        classes={target: [kind.format_label(label) for label in (0, 1)] for target, kind in targets.items()},
+        layout=options.layout,
+        force=options.force,
+    )
     return SplitResult(options, tuple(files), cohort_split, targets, labels)
 
 
