@@ -41,6 +41,7 @@ class SlideRow:
     folds: Mapping[str, str] = field(default_factory=dict)  # text of the columns fold_0, fold_1, ...
     row: int = 0  # number in the table; the header is row 1
     missing: str = ""  # why there is no slide file; empty if there is one
+    has_patient: bool = True  # False: the table names no patient, and patient_id is the slide_id
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Cohort:
     patient_column: str = ""  # empty: every slide counts as its own patient
     notes: tuple[str, ...] = ()  # choices made when reading
     patient_warnings: tuple[str, ...] = ()  # for commands that split or evaluate
+    patient_problems: tuple[TableProblem, ...] = ()  # errors of commands that split or evaluate
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -91,6 +93,11 @@ class Cohort:
 
 
 Check = Callable[[Cohort], Iterable[TableProblem]]
+
+
+def find_patient_problems(cohort: Cohort) -> Sequence[TableProblem]:
+    """Return the problems of the patients; a check of commands that split or evaluate."""
+    return cohort.patient_problems
 
 
 def read_cohort(source: Path, options: TableOptions = DEFAULT_TABLE_OPTIONS, *, checks: Sequence[Check] = ()) -> Cohort:
@@ -181,14 +188,14 @@ def _parse_table(table: TextTable, options: TableOptions) -> tuple[Cohort, list[
         problems.append(TableProblem("no rows below the header"))
     problems += _find_repeated_slides(rows)
     rows = list({row.slide_id: row for row in reversed(rows)}.values())[::-1]
-    patients, patient_problems = _find_patient_problems(rows, columns, options)
-    problems += patient_problems
+    patients, patient_problems = _check_patients(rows, columns, options)
     cohort = replace(
         empty,
         rows=tuple(rows),
         patient_column=columns.by_role.get("patient_id", ""),
         notes=(*table.notes, *columns.notes),
         patient_warnings=patients,
+        patient_problems=(*columns.patient_problems, *patient_problems),
     )
     return cohort, problems
 
@@ -216,22 +223,31 @@ def _find_repeated_slides(rows: Sequence[SlideRow]) -> list[TableProblem]:
     return problems
 
 
-def _find_patient_problems(
+def _check_patients(
     rows: Sequence[SlideRow], columns: TableColumns, options: TableOptions
 ) -> tuple[tuple[str, ...], list[TableProblem]]:
     """Return warnings about patients for commands that split or evaluate, and problems."""
     column = columns.by_role.get("patient_id", "")
     patients = {row.slide_id: row.patient_id for row in rows}
+    problems = [
+        TableProblem(
+            f"no patient in column '{column}'",
+            (row.row,),
+            "Write the patient of every slide; for a patient with one slide, any id that no other patient has.",
+        )
+        for row in rows
+        if column and not row.has_patient
+    ]
     if options.slides_are_patients:
         shared = [patient for patient, count in Counter(patients.values()).items() if count > 1]
         if column and shared:
-            return (), [
+            problems += [
                 TableProblem(
                     f"{len(shared):,} patients in column '{column}' have several slides, for example {shared[0]}",
                     hint="Omit --slides-are-patients.",
                 )
             ]
-        return (), []
+        return (), problems
     warnings = []
     kind, groups = find_patients_in_ids(patients, has_patient_column=bool(column))
     if not column:
@@ -243,7 +259,7 @@ def _find_patient_problems(
         )
     if groups:
         warnings.append(describe_shared_ids(kind, groups) + " They are not merged: check the patients.")
-    return tuple(warnings), []
+    return tuple(warnings), problems
 
 
 def _parse_row(
@@ -276,14 +292,7 @@ def _parse_row(
         valid = False
     patient_id = given.get("patient_id", "")
     if "patient_id" in given and cohort.is_missing(patient_id):
-        problems.append(
-            TableProblem(
-                f"no patient in column '{columns.by_role['patient_id']}'",
-                (number,),
-                "Write the patient of every slide; for a patient with one slide, any id that no other patient has.",
-            )
-        )
-        valid = False
+        patient_id = ""
     path, missing, problem = find_slide_path(number, given.get("path", ""), slide_name, cohort_folder(cohort), finder)
     if problem:
         problems.append(TableProblem(problem, (number,)))
@@ -294,6 +303,7 @@ def _parse_row(
         slide_id=slide_id,
         path=path,
         patient_id=patient_id or slide_id,
+        has_patient=bool(patient_id),
         mpp=mpp,
         split=None if cohort.is_missing(split) else split,
         cohort=given.get("cohort") or None,

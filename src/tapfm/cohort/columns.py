@@ -51,6 +51,7 @@ class TableColumns:
     layout: str
     notes: tuple[str, ...] = ()  # choices between several columns
     problems: tuple[TableProblem, ...] = ()
+    patient_problems: tuple[TableProblem, ...] = ()  # of the choice of the column of patients
 
 
 def find_columns(
@@ -98,7 +99,8 @@ def find_columns(
         folds,
         next((layout for layout, required in _LAYOUTS.items() if normalised.issuperset(required)), "table"),
         tuple(notes + patient_notes),
-        tuple(problems + patient_problems),
+        tuple(problems),
+        tuple(patient_problems),
     )
 
 

@@ -159,7 +159,7 @@ def split(options: SplitOptions, console: Console) -> SplitResult:
         split_cohort,
         write_split_table,
     )
-    from tapfm.cohort.cohort_table import read_cohort
+    from tapfm.cohort.cohort_table import find_patient_problems, read_cohort
     from tapfm.cohort.split_layouts import LAYOUTS
     from tapfm.tasks.labels import LabelledCohort, check_training_labels, patient_strata, read_labelled_cohort
 
@@ -169,7 +169,8 @@ def split(options: SplitOptions, console: Console) -> SplitResult:
     table_options = read_table_options(options)
     checks = [partial(find_existing_splits, for_folds=options.folds is not None, force=options.force)]
     if options.no_stratify:
-        labelled = LabelledCohort(read_cohort(options.table, table_options, checks=checks), {}, {})
+        cohort = read_cohort(options.table, table_options, checks=[find_patient_problems, *checks])
+        labelled = LabelledCohort(cohort, {}, {})
     else:
         labelled = read_labelled_cohort(
             options.table,
