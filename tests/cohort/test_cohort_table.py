@@ -2,7 +2,7 @@
 
 import pytest
 
-from tapfm.cohort.cohort_table import read_cohort
+from tapfm.cohort.cohort_table import find_patient_problems, read_cohort
 from tapfm.cohort.slide_search import slide_id_from_name
 from tapfm.cohort.table_options import TableOptions
 from tapfm.errors import CohortError
@@ -90,7 +90,7 @@ def test_all_problems_are_in_one_error(slides):
         "f,slides/deep/TCGA-A1.b2-01Z.ndpi,,NA\n"
     )
     with pytest.raises(CohortError) as error:
-        read_cohort(table(slides, text))
+        read_cohort(table(slides, text), checks=[find_patient_problems])
     message = error.value.message
     assert "has 8 problems" in message
     for problem in (

