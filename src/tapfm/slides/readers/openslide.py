@@ -59,7 +59,10 @@ class OpenSlideSlide:
         self._handle.close()
 
     def read_level(self, level: int, x_px: int, y_px: int, width_px: int, height_px: int) -> Pixels:
-        """Read a region of one level; areas that were not scanned get the slide's background colour."""
+        """Read a region of one level.
+
+        Areas that were not scanned get the slide's background colour; outside the slide, pixels are white.
+        """
         handle = self._handle
         downsample = handle.level_downsamples[level]  # OpenSlide's own value, which it uses to convert positions
         corner = (round(x_px * downsample), round(y_px * downsample))
@@ -77,7 +80,13 @@ class OpenSlideSlide:
             ) from error
         if region.getchannel("A").getextrema()[0] < 255:
             region = Image.alpha_composite(Image.new("RGBA", region.size, (*self.metadata.background, 255)), region)
-        return np.asarray(region.convert("RGB"))
+        pixels = np.asarray(region.convert("RGB"))
+        size = self.metadata.levels[level]
+        if x_px + width_px > size.width_px or y_px + height_px > size.height_px:
+            pixels = pixels.copy()
+            pixels[max(size.height_px - y_px, 0) :] = WHITE
+            pixels[:, max(size.width_px - x_px, 0) :] = WHITE
+        return pixels
 
     def _open(self) -> openslide.OpenSlide:
         try:
