@@ -82,11 +82,14 @@ class OpenSlideSlide:
             region = Image.alpha_composite(Image.new("RGBA", region.size, (*self.metadata.background, 255)), region)
         pixels = np.asarray(region.convert("RGB"))
         size = self.metadata.levels[level]
-        if x_px + width_px > size.width_px or y_px + height_px > size.height_px:
-            pixels = pixels.copy()
-            pixels[max(size.height_px - y_px, 0) :] = WHITE
-            pixels[:, max(size.width_px - x_px, 0) :] = WHITE
-        return pixels
+        rows = slice(max(-y_px, 0), max(min(size.height_px - y_px, height_px), 0))
+        columns = slice(max(-x_px, 0), max(min(size.width_px - x_px, width_px), 0))
+        inside = pixels[rows, columns]
+        if inside.shape == pixels.shape:
+            return pixels
+        padded = np.full_like(pixels, WHITE)
+        padded[rows, columns] = inside
+        return padded
 
     def _open(self) -> openslide.OpenSlide:
         try:
