@@ -326,6 +326,71 @@ def test_transparent_pixels_get_the_background_colour_of_the_slide(tmp_path):
     assert (slide.read(0, 0, 224, 112) == (200, 210, 220)).all()
 
 
+def test_outside_of_the_slide_is_white_whatever_its_background(tmp_path):
+    path, _ = write_scn_with_two_areas(tmp_path)
+    slide = OpenSlideSlide(path)
+    object.__setattr__(slide.metadata, "background", (200, 210, 220))
+    for level, (width, height) in enumerate([(4096, 2048), (1024, 512)]):
+        region = slide.read_level(level, width - 30, height - 20, 100, 90)
+        assert (region[:20, :30] == (200, 210, 220)).all()
+        assert (region[20:] == 255).all()
+        assert (region[:, 30:] == 255).all()
+        region = slide.read_level(level, -40, -10, 100, 90)
+        assert (region[10:, 40:] == (200, 210, 220)).all()
+        assert (region[:10] == 255).all()
+        assert (region[:, :40] == 255).all()
+        assert (slide.read_level(level, width, height + 5, 7, 8) == 255).all()
+
+
+# --- tiles at the right and bottom edge
+
+
+def write_any_format(folder, name, pixels):
+    """Write a slide without loss, and open it with one of the readers."""
+    plain = {"compression": "zlib", "aperio": False}
+    if name == "plain image":
+        Image.fromarray(pixels).save(folder / "a.png")
+        return open_slide(folder / "a.png")
+    if name == "OME-TIFF":
+        return open_slide(write_ome(folder / "a.ome.tif", pixels, downsamples=(1, 4)))
+    if name == "strips":
+        tifffile.imwrite(folder / "a.tif", pixels, photometric="rgb", compression="zlib", rowsperstrip=50)
+        return open_slide(folder / "a.tif")
+    path = write_slide(folder / "a.tif", pixels, downsamples=(1,) if name.endswith("level") else (1, 4), **plain)
+    return OpenSlideSlide(path) if name.startswith("OpenSlide") else TiffSlide(path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["TIFF", "TIFF with one level", "OME-TIFF", "strips", "OpenSlide", "OpenSlide with one level", "plain image"],
+)
+@pytest.mark.parametrize("factor", [1, 2, 4])
+def test_tiles_past_the_edge_are_white_outside_and_exact_inside(tmp_path, name, factor):
+    pixels = np.random.default_rng(0).integers(0, 200, (600, 1000, 3), np.uint8)
+    slide = write_any_format(tmp_path, name, pixels)
+    side = 224
+    for x, y in ((1000 - 40 * factor, 8), (80, 600 - 24 * factor), (1000 - 56 * factor, 600 - 100 * factor)):
+        tile = slide.read(x, y, side * factor, side)
+        inside = pixels[y : y + side * factor, x : x + side * factor]
+        height, width = inside.shape[0] // factor, inside.shape[1] // factor
+        assert (tile[height:] == 255).all()
+        assert (tile[:, width:] == 255).all()
+        means = inside.reshape(height, factor, width, factor, 3).mean(axis=(1, 3))
+        np.testing.assert_allclose(tile[:height, :width], means, atol=0.51)
+
+
+@pytest.mark.parametrize("name", ["TIFF", "OpenSlide", "plain image"])
+@pytest.mark.parametrize("side_px0", [423, 487, 170])
+def test_tiles_past_the_edge_are_white_outside_if_the_ratio_is_not_an_integer(tmp_path, name, side_px0):
+    slide = write_any_format(tmp_path, name, np.full((600, 1000, 3), (120, 60, 120), np.uint8))
+    tile = slide.read(900, 500, side_px0, 224).astype(int)
+    edge = 100 * 224 / side_px0
+    assert (tile[int(edge) + 3 :] == 255).all()
+    assert (tile[:, int(edge) + 3 :] == 255).all()
+    last = int(edge) - 2
+    np.testing.assert_allclose(tile[:last, :last], np.broadcast_to((120, 60, 120), (last, last, 3)), atol=1)
+
+
 # --- plain images
 
 

@@ -255,6 +255,28 @@ def test_a_click_opens_the_tile_at_full_resolution(page, address):  # noqa: F811
     assert page.locator("#rank").inner_text() == "1 of 117"
 
 
+def test_a_tile_past_the_edge_is_shown_with_white_and_a_note(serve, page, tmp_path):  # noqa: F811
+    path = write_slide(tmp_path / "s.tif", section(450, 300), compression="zlib", aperio=False, downsamples=(1,))
+    write_predicted_slide(tmp_path / "predicted", path, "s", with_edge=True)
+    open_viewer(page, serve(tmp_path / "predicted"))
+    assert heatmap_colour(page, 440, 50) is not None
+    note = "extends past the edge of the slide"
+    page.mouse.click(*screen_position(page, 430, 50))
+    page.wait_for_function("() => document.getElementById('tile-image').naturalWidth === 100")
+    assert note in page.locator("#tile-size").inner_text()
+    pixel = """(x) => {
+      const copy = new OffscreenCanvas(100, 100).getContext("2d");
+      copy.drawImage(document.getElementById("tile-image"), 0, 0, 100, 100);
+      return [...copy.getImageData(x, 50, 1, 1).data.slice(0, 3)];
+    }"""
+    assert page.evaluate(pixel, 70) == [255, 255, 255]
+    assert page.evaluate(pixel, 20) != [255, 255, 255]
+    page.keyboard.press("Escape")
+    page.mouse.click(*screen_position(page, 350, 50))
+    page.locator("dialog#tile-dialog").wait_for()
+    assert note not in page.locator("#tile-size").inner_text()
+
+
 def test_search_sort_and_step_through_slides(page, address):  # noqa: F811
     open_viewer(page, address)
     names = page.locator("#slide-list .slide-id")

@@ -323,7 +323,8 @@ def write_slide(
     _check_tiles_match_slide(slide, metadata)
     mpp = slide.tiles.slide_mpp or resolve_scale(metadata, slide.row.mpp).mpp
     shutil.rmtree(folder, ignore_errors=True)  # remove outputs of other weights or tiles, heatmaps included
-    write_tile_table(folder / TILES_PARQUET, TileTable(slide.tiles.positions[encoded.rows], output.columns))
+    encoded_tiles = slide.tiles.select(encoded.rows)
+    write_tile_table(folder / TILES_PARQUET, TileTable(encoded_tiles.positions, output.columns, encoded_tiles.padded))
     PredictedSlide(
         slide_id=slide.row.slide_id,
         patient_id=slide.row.patient_id,

@@ -28,7 +28,7 @@ from tapfm.tiles.cohort_tiling import tile_cohort
 from tapfm.tiles.grid import TileSpec
 from tapfm.tiles.store import read_slide_tiles
 
-_TILING_OPTION = re.compile(r"--(size|mpp|min-tissue|tissue|keep-pen|keep-blur)\b")
+_TILING_OPTION = re.compile(r"--(size|mpp|min-tissue|tissue|keep-pen|keep-blur|edge-tiles)\b")
 _SCALE_TOLERANCE = 0.05  # relative difference in tile width that is accepted, because scanners differ
 _DEFAULT_MPP = 0.5  # for models that record no scale; if the encoder card lists only other scales, its first is used
 
@@ -168,6 +168,12 @@ def find_or_create_tiles(
     console.print(
         f"Tile size: {spec.tile_px} px at {spec.mpp:g} µm per pixel ({origin}).", markup=False, soft_wrap=True
     )
+    if spec.edge_tiles == "pad":
+        console.print(
+            f"Tiles that extend past the right or bottom edge are padded with white ({origin}).",
+            markup=False,
+            soft_wrap=True,
+        )
     rows = [slide.row for slide in requested.slides]
     table = tile_cohort(
         rows,

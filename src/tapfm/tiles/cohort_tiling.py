@@ -137,7 +137,7 @@ def _make_job(row: SlideRow, folder: Path, spec: TileSpec, layout: Layout, tissu
         files = [file_identity(file) for file in [*list_slide_files(row.path), *([tissue_path] if tissue_path else [])]]
     except OSError:
         files = []  # the job itself will fail with the reason
-    key = fingerprint(TILING_VERSION, asdict(spec), layout, row.slide_id, row.mpp, files)
+    key = fingerprint(TILING_VERSION, spec.to_dict(), layout, row.slide_id, row.mpp, files)
     return TilingJob(row, spec, layout, folder, tissue_path, key)
 
 
@@ -245,13 +245,16 @@ def _tile_and_write(job: TilingJob) -> TilingRecord:
         mpp_source=scale.source,
         tissue=job.spec.tissue if job.tissue_path is None else "annotation",
         achieved_mpp=job.spec.achieved_mpp(scale.mpp),
-        tiles=counts[TileStatus.KEPT],
+        tiles=len(tiled.kept),
+        tiles_padded=counts[TileStatus.PADDED],
         tissue_mm2=tiled.tissue_mm2,
         removed_background=counts[TileStatus.BACKGROUND],
         removed_padding=counts[TileStatus.PADDING],
         removed_pen=counts[TileStatus.PEN],
         removed_blur=counts[TileStatus.BLUR],
         removed_unreadable=counts[TileStatus.UNREADABLE],
+        removed_edge=counts[TileStatus.EDGE],
+        removed_edge_mm2=tiled.removed_edge_mm2,
         warnings="; ".join(tiled.warnings),
     )
     if not len(tiled.kept):
@@ -268,7 +271,8 @@ def _tile_and_write(job: TilingJob) -> TilingRecord:
         size_px0=(metadata.width_px0, metadata.height_px0),
         fingerprint=job.key,
         summary=asdict(record),
-        spec=asdict(job.spec),
+        spec=job.spec.to_dict(),
+        padded=tiled.padded if job.spec.edge_tiles == "pad" else None,
     )
     write_tiles(job.folder, tiles, job.layout)
     return record
