@@ -128,7 +128,7 @@ def _licence_lines(saved: SavedModel, weights: BaseWeights) -> list[str]:
     restriction = ", which does not allow sharing derivatives" if forbidden else ""
     return [
         f"The licence of the published weights of {card.name} is {card.licence}{page}{restriction}.",
-        f"The weights of this model {verb} others. Their own licence applies, and the one above too if they are derived "
+        f"The weights of this model {verb} others. Their own licence applies, and the above one if they are derived "
         "from those weights.",
     ]
 
