@@ -88,7 +88,8 @@ def _flatten(environment: Mapping[str, Any]) -> dict[str, str]:
     for name, value in environment.items():
         if isinstance(value, Mapping):
             prefix = "" if name == "packages" else f"{name}: "
-            flat |= {f"{prefix}{key}".replace("_", " "): str(inner_value) for key, inner_value in value.items()}
+            known = {key: inner_value for key, inner_value in value.items() if inner_value is not None}
+            flat |= {f"{prefix}{key}".replace("_", " "): str(inner_value) for key, inner_value in known.items()}
         elif value is not None:
             flat[name.replace("_", " ")] = str(value)
     return flat
