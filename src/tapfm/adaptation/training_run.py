@@ -63,7 +63,7 @@ def run_training(
         _check_run_folder(run_folder, config, data, resume=resume)
         config = _keep_saved_moments(run_folder, config)
         device = choose_device(config.machine.device)
-        learner, weights_sha256, plan = build_learner(config, data, device)
+        learner, weights_sha256, weights, plan = build_learner(config, data, device)
         learner.on_smaller_chunks = partial(_report_out_of_memory, console)
         if run_folder.has_run:
             run_folder.check_same_encoder_weights(weights_sha256)
@@ -75,7 +75,7 @@ def run_training(
             run_folder.check_disk_space(learner)
         tiles = data.slides[0].tiles
         tiling = None if tiles is None else tiles.tiling_settings
-        environment = collect_environment(device, weights_sha256, _describe_feature_source(data), tiling)
+        environment = collect_environment(device, weights_sha256, weights, _describe_feature_source(data), tiling)
         if run_folder.has_run:
             run_folder.add_environment(environment)
         else:

@@ -12,11 +12,11 @@ from rich.console import Console
 from tapfm.errors import InputError
 from tapfm.report.appendix import build_configuration_blocks, build_licence_blocks, build_sources_table
 from tapfm.report.content import Collapsible, Page, PageSection
-from tapfm.report.headline import build_headline_table
+from tapfm.report.headline import build_run_headline
 from tapfm.report.heatmap_blocks import ImageBudget, ImageSelection
 from tapfm.report.html_page import is_report_file, render_page
-from tapfm.report.reported_run import ReportedRun, count_training_slides
-from tapfm.report.reported_study import ReportedStudy, build_study_headline, read_study_sections
+from tapfm.report.reported_run import ReportedRun, describe_run
+from tapfm.report.reported_study import ReportedStudy, read_study_sections
 from tapfm.report.result_folders import check_source
 from tapfm.report.run_comparison import build_comparison_blocks
 from tapfm.report.sections import (
@@ -28,10 +28,12 @@ from tapfm.report.sections import (
     build_training_section,
 )
 from tapfm.report.sources import ReportSources, describe_source_folders, read_report_sources
-from tapfm.results.formatting import format_bytes, format_number
+from tapfm.results.formatting import format_bytes
 from tapfm.results.table import Table
 from tapfm.runtime.files import write_atomically
 from tapfm.runtime.messages import format_count
+from tapfm.study.headline import build_study_headline, describe_choice
+from tapfm.study.runs import list_models
 from tapfm.version import __version__
 
 _DIGEST_LENGTH = 16  # characters shown of a SHA-256
@@ -122,7 +124,7 @@ def _build_page(
     ]
     sections += [
         build_cohort_section(sources),
-        build_training_section(runs),
+        build_training_section(sources),
         build_results_section(sources),
         build_predictions_section(sources),
         *build_image_sections(sources, options.image_selection, budget, console),
@@ -156,54 +158,34 @@ def _default_title(sources: ReportSources) -> str:
 
 
 def _build_summary(sources: ReportSources) -> list[str]:
-    """Return a paragraph about the study, if there is one, and about each run."""
-    lines = []
+    """Return paragraphs about all models of the headline: about the study, or about each run."""
     if sources.study is not None:
-        lines.append(_summarise_study(sources.study, sources.runs, sources.selection_reason))
-    for run in sources.runs:
-        prefix = f"{run.name}: " if len(sources.runs) > 1 else ""
-        lines.append(prefix + _summarise_run(run))
+        return _summarise_study(sources.study, sources.runs, sources.selection_reason)
+    return [(f"{run.name}: " if len(sources.runs) > 1 else "") + describe_run(run) for run in sources.runs]
+
+
+def _summarise_study(study: ReportedStudy, runs: Sequence[ReportedRun], selection_reason: str) -> list[str]:
+    config = study.config
+    compared = [
+        *(f"the encoder{'s'[: len(config.encoders) > 1]} {', '.join(config.encoders)}",),
+        *(f"the method{'s'[: len(config.methods) > 1]} {', '.join(config.methods)}",),
+    ]
+    models = format_count(len(list_models(config)), "model")
+    lines = [
+        f"The study compares {models} that predict {', '.join(config.targets)}, with {' and '.join(compared)}. "
+        f"{len(study.finished_runs)} of {format_count(len(study.planned_runs), 'run')} finished."
+    ]
+    lines += describe_choice(study.headline_rows)
+    if runs:
+        lines.append(f"Shown in detail below: {', '.join(run.name for run in runs)} ({selection_reason}).")
     return lines
 
 
-def _summarise_study(study: ReportedStudy, runs: Sequence[ReportedRun], selection_reason: str) -> str:
-    finished = f"{len(study.finished_runs)} of {format_count(len(study.planned_runs), 'run')} finished."
-    if not runs:
-        return finished
-    reason = f" ({selection_reason})" if selection_reason else ""
-    return f"{finished} Shown in detail below: {', '.join(run.name for run in runs)}{reason}."
-
-
-def _summarise_run(run: ReportedRun) -> str:
-    slides, patients = count_training_slides(run)
-    text = (
-        f"The model predicts {', '.join(run.targets)}. It was trained on {format_count(slides, 'slide')} of "
-        f"{format_count(patients, 'patient')}. "
-    )
-    if run.method == "fixed":
-        text += (
-            f"The encoder {run.encoder} was not adapted; the aggregator {run.aggregator} was trained on its features."
-        )
-    else:
-        text += (
-            f"The encoder {run.encoder} was adapted with the method {run.method} and the aggregator {run.aggregator}."
-        )
-    if run.best_epoch_row is not None:
-        auc = "" if run.validation_auc is None else f" (validation AUC {format_number(run.validation_auc)})"
-        text += f" Epoch {run.best_epoch_row['epoch']} of {len(run.history)} was selected{auc}."
-    return text
-
-
 def _build_headline(sources: ReportSources) -> Table | None:
-    """Return the AUCs of a study or, without one, of the runs: on held-out slides, or on others if there are none.
-
-    None without results.
-    """
-    if sources.study is not None and (table := build_study_headline(sources.study)) is not None:
-        return table
-    named_results = sources.named_results()
-    held_out = [(name, result) for name, result in named_results if not result.warning]
-    return build_headline_table(held_out or named_results) if named_results else None
+    """Return the AUCs of all models of a study or, without them, of the runs; None without results."""
+    if sources.study is not None and (rows := sources.study.headline_rows):
+        return build_study_headline(rows, with_choice=False)
+    return build_run_headline(sources.runs, sources.results)
 
 
 def _list_warnings(sources: ReportSources, budget: ImageBudget) -> list[str]:
@@ -246,6 +228,11 @@ def _list_study_warnings(study: ReportedStudy) -> list[str]:
         warnings.append(
             f"The comparison of the models is missing, because {study.folder} has no study.json. "
             f"To create it: {study.tables_command}"
+        )
+    if any("chosen" not in row for row in study.auc_rows):
+        warnings.append(
+            f"The tables in {study.folder} have no validation AUCs, because an older version of tapfm wrote them. "
+            f"To write them again: {study.tables_command}"
         )
     unfinished = len(study.planned_runs) - len(study.finished_runs)
     if unfinished:

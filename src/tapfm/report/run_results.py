@@ -23,7 +23,8 @@ from tapfm.report.slide_set_results import SlideSetResults
 from tapfm.runtime.messages import format_count
 from tapfm.tasks.catalog import target_kinds
 
-_TITLES = {VALIDATION: "validation", TEST: "test"}
+VALIDATION_TITLE = "validation"
+_TITLES = {VALIDATION: VALIDATION_TITLE, TEST: "test"}
 _USED_FOR_SELECTION = "The epoch and the thresholds were chosen on these slides, so these metrics are optimistic."
 _WARNINGS = {  # for splits of the run's own cohort
     VALIDATION: _USED_FOR_SELECTION,

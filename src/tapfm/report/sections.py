@@ -15,7 +15,7 @@ from tapfm.prediction.slide_files import make_slide_finder
 from tapfm.report.appendix import build_failures_table
 from tapfm.report.content import Block, Collapsible, PageSection, PredictionRow, PredictionTable
 from tapfm.report.heatmap_blocks import ImageBudget, ImageSelection, build_heatmap_blocks, build_tile_blocks
-from tapfm.report.reported_run import ReportedRun
+from tapfm.report.reported_run import ReportedRun, describe_run
 from tapfm.report.result_folders import ResultFolder
 from tapfm.report.slide_counts import build_slide_count_blocks
 from tapfm.report.slide_set_results import SlideSetResults
@@ -46,17 +46,19 @@ def build_cohort_section(sources: ReportSources) -> PageSection:
     return PageSection("Slides and labels", blocks, intro)
 
 
-def build_training_section(runs: Sequence[ReportedRun]) -> PageSection:
-    """Return the training curves of each run."""
+def build_training_section(sources: ReportSources) -> PageSection:
+    """Return the training curves of each run; for a study, also how each run that is shown was trained."""
     blocks: list[Block] = []
-    for index, run in enumerate(runs):
+    for index, run in enumerate(sources.runs):
         if run.history:
             best_epoch = None if run.best_epoch_row is None else int(run.best_epoch_row["epoch"])
             figure = build_training_figure(run.history, best_epoch, "")
             seconds = sum(float(row.get("seconds", 0.0)) for row in run.history)
             epochs = format_count(len(run.history), "epoch")
-            note = Paragraph(f"{epochs} in {format_duration(seconds)}, including validation.")
-            blocks += [Collapsible(run.name, [figure, note], open=index == 0)] if len(runs) > 1 else [figure, note]
+            shown: list[Block] = [figure, Paragraph(f"{epochs} in {format_duration(seconds)}, including validation.")]
+            if sources.study is not None:  # otherwise, this is at the top of the page
+                shown.insert(0, Paragraph(describe_run(run)))
+            blocks += [Collapsible(run.name, shown, open=index == 0)] if sources.names_runs else shown
     return PageSection("Training", blocks)
 
 
@@ -125,6 +127,8 @@ def build_predictions_section(sources: ReportSources) -> PageSection:
     table = PredictionTable(rows[:_MAX_ROWS])
     blocks: list[Block] = [table]
     intro = "The predicted probability of each slide. The mark in a bar is the threshold, chosen on validation slides."
+    if sources.names_runs and len(table.models) == 1:  # then the table has no column "Model"
+        intro += f" Model: {table.models[0]}."
     if len(table.slide_sets) == 1:  # then the table has no column "Set"
         intro += f" Set of slides: {table.slide_sets[0]}."
     if len(rows) > _MAX_ROWS:

@@ -32,10 +32,14 @@ class ReportSources:
     predictions: Sequence[ResultFolder]
     selection_reason: str = ""  # why these runs of a study are shown in detail
 
+    @property
+    def names_runs(self) -> bool:
+        """Whether results need the name of their run: the report is about a study or several runs."""
+        return self.study is not None or len(self.runs) > 1
+
     def named_results(self) -> list[tuple[str, SlideSetResults]]:
-        """Return all results with the names of their runs, which are empty if there is only one run."""
-        several_runs = len(self.runs) > 1
-        return [(run.name if several_runs else "", result) for run in self.runs for result in self.results[run.name]]
+        """Return all results with the names of their runs, which are empty if the report is about a single run."""
+        return [(run.name if self.names_runs else "", result) for run in self.runs for result in self.results[run.name]]
 
 
 def read_report_sources(

@@ -280,6 +280,7 @@ def format_failures(failed: Mapping[str, str], skipped: Mapping[str, SkippedTile
 def collect_environment(
     device: torch.device,
     weights_sha256: str | None,
+    weights: Mapping[str, str | None] | None,
     features_source: str | None,
     tiling: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -296,6 +297,7 @@ def collect_environment(
         "cuda": torch.version.cuda if gpu is not None else None,
         "packages": {name: version for name in packages if (version := installed_version(name)) is not None},
         "weights_sha256": weights_sha256,  # of the encoder before adaptation
+        "weights": weights,  # their source, repository, revision and file name; None with stored features
         "features_source": features_source,  # tool and encoder of stored features that tapfm did not write
         "tiles": tiling,  # tiling settings of the training slides, so that other slides are tiled in the same way
         "command": shlex.join(["tapfm", *sys.argv[1:]]),
