@@ -19,6 +19,7 @@ export interface SlideSummary {
   split: string | null;
   tiles: number | null;
   tiles_failed: number | null;
+  warning: string; // why the predictions are unreliable, or empty
   targets: Record<string, TargetPrediction>;
 }
 
@@ -47,6 +48,7 @@ export interface Slide extends SlideSummary {
   last_level: number;
   image_px: number; // side of an image of the pyramid
   mpp: number | null;
+  mpp_source: string | null; // of a predicted slide
   format: string | null;
   side_px0: number | null; // of a tile
   tile_px: number | null;

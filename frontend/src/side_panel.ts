@@ -172,6 +172,7 @@ export class SidePanel {
           "td",
           {},
           createElement("span", { class: result.call ? "positive" : "negative" }, symbol(result.call)),
+          ...(slide.warning ? [" ", createElement("span", { class: "warning" }, slide.warning)] : []),
         ),
         createElement(
           "td",
@@ -236,7 +237,10 @@ function slideProperties(slide: Slide): string[] {
       ? `${formatCount(width_px0)} \u00d7 ${formatCount(height_px0)} px`
       : `${((width_px0 * slide.mpp) / 1000).toFixed(2)} \u00d7 ${((height_px0 * slide.mpp) / 1000).toFixed(2)} mm`;
   const properties = [size];
-  if (slide.mpp !== null) properties.push(`${Number(slide.mpp.toPrecision(4))} \u00b5m/px`);
+  if (slide.mpp !== null) {
+    const source = slide.mpp_source === null ? "" : ` (from ${slide.mpp_source})`;
+    properties.push(`${Number(slide.mpp.toPrecision(4))} \u00b5m/px${source}`);
+  }
   if (slide.format) properties.push(slide.format);
   if (slide.tiles !== null) {
     const failed = slide.tiles_failed ? `, ${formatCount(slide.tiles_failed)} unreadable` : "";

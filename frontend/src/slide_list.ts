@@ -95,6 +95,7 @@ export class SlideList {
     } else thumbnail.classList.add("missing");
     const origin = [slide.cohort, slide.split].filter(Boolean).join(" \u00b7 ");
     const results = Object.entries(slide.targets).map(([target, result]) => createResultLine(target, result));
+    if (slide.warning) results.push(createElement("span", { class: "warning" }, slide.warning));
     const name = createElement("span", { class: "slide-id" }, slide.slide_id);
     const button = createElement(
       "button",

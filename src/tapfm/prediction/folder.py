@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tapfm.errors import InputError
+from tapfm.evaluation.predictions import few_tiles_warning
 from tapfm.prediction.layers import Layer, list_layers
 from tapfm.prediction.tile_table import TILES_PARQUET, TileTable, read_tile_table
 from tapfm.runtime.files import write_atomically
@@ -64,6 +65,12 @@ class PredictedSlide:
     tiles_failed: int
     seconds: float
     key: str  # fingerprint of the weights, the tiles and the slide's files
+    mpp_source: str | None = None  # cohort table, file, objective, --mpp or tiles; None if unknown
+
+    @property
+    def warning(self) -> str:
+        """Why the predictions are unreliable, for example "only 7 tiles"; empty if there is no reason."""
+        return few_tiles_warning(self.tiles)
 
     @property
     def kinds(self) -> TargetKinds:
@@ -76,7 +83,7 @@ class PredictedSlide:
 
     def write(self, folder: Path) -> None:
         """Write slide.json into the slide's folder."""
-        text = json.dumps(asdict(self), indent=2, default=str)
+        text = json.dumps(asdict(self) | {"warning": self.warning}, indent=2, default=str)
         write_atomically(folder / SLIDE_JSON, f"{text}\n".encode())
 
     @classmethod
@@ -85,6 +92,7 @@ class PredictedSlide:
         path = folder / SLIDE_JSON
         try:
             found = json.loads(path.read_text("utf-8"))
+            found.pop("warning", None)  # computed from the number of tiles
             targets = {target: TargetPrediction(**each) for target, each in found.pop("targets").items()}
             bounds, file, columns = Box(**found.pop("bounds")), Path(found.pop("path")), tuple(found.pop("columns"))
             return cls(**found, bounds=bounds, path=file, columns=columns, targets=targets)

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from tapfm.evaluation.figures import build_target_panels
 from tapfm.evaluation.metric_tables import build_baseline_tables, build_metric_table, build_subgroup_tables
+from tapfm.evaluation.predictions import describe_few_tiles, few_tiles_warning
 from tapfm.prediction.folder import PredictionFolder
 from tapfm.prediction.slide_files import make_slide_finder
 from tapfm.report.appendix import build_failures_table
@@ -131,6 +132,8 @@ def build_predictions_section(sources: ReportSources) -> PageSection:
         intro += f" Model: {table.models[0]}."
     if len(table.slide_sets) == 1:  # then the table has no column "Set"
         intro += f" Set of slides: {table.slide_sets[0]}."
+    if few := len({(row.model, row.slide_set, row.slide_id) for row in rows if row.warning}):
+        blocks.insert(0, Paragraph(describe_few_tiles(few), warning=True))
     if len(rows) > _MAX_ROWS:
         note = f"{len(rows) - _MAX_ROWS:,} rows are not shown. The predictions*.csv files contain all rows."
         blocks.append(Paragraph(note, warning=True))
@@ -151,6 +154,7 @@ def _list_evaluated_predictions(run: ReportedRun, result: SlideSetResults) -> li
                 targets[target], targets[target].apply_threshold(logit, thresholds.get(target)), each.labels.get(target)
             ),
             tiles=each.tiles,
+            warning=few_tiles_warning(each.tiles),
             model=result.model or run.name,
         )
         for each in result.predictions
@@ -170,6 +174,7 @@ def _list_folder_predictions(runs: Sequence[ReportedRun], folder: ResultFolder) 
             threshold=prediction.threshold,
             **_describe_call(slide.kinds[target], prediction.call, prediction.label),
             tiles=slide.tiles,
+            warning=slide.warning,
             model=model,
         )
         for slide in PredictionFolder(folder.path).slides()

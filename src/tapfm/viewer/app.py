@@ -204,6 +204,7 @@ class _SlideService:
             "last_level": pyramid.last_level,
             "image_px": pyramid.image_px,
             "mpp": mpp,
+            "mpp_source": prediction.mpp_source if prediction else None,
             "format": metadata.format if metadata else None,
             "side_px0": prediction.side_px0 if prediction else None,
             "tile_px": prediction.tile_px if prediction else None,
@@ -264,6 +265,7 @@ def _slide_summary(slide: ViewerSlide) -> dict[str, Any]:
         "split": prediction.split if prediction else None,
         "tiles": prediction.tiles if prediction else None,
         "tiles_failed": prediction.tiles_failed if prediction else None,
+        "warning": prediction.warning if prediction else "",
         "targets": {target: asdict(result) for target, result in prediction.targets.items()} if prediction else {},
     }
 

@@ -42,6 +42,14 @@ class PredictOptions:
             show_default="tile the slides with the settings of the training tiles",
         ),
     ] = None
+    mpp: Annotated[
+        float | None,
+        Option(
+            "Microns per pixel of the slides without a usable scale, neither in the column mpp of the cohort table nor "
+            "in the file. Slides with a scale keep it.",
+            metavar="MPP",
+        ),
+    ] = None
     slides: SlidesFolder = None
     split: Annotated[
         str | None,
@@ -90,6 +98,10 @@ class PredictOptions:
     def check(self) -> None:
         """Raise InputError for values out of range, missing slides, or if the output folder is a file."""
         _ = self.batch_size
+        if self.mpp is not None:
+            from tapfm.slides.scale import check_mpp_option
+
+            check_mpp_option(self.mpp)
         if self.sensitivity is not None and not 0 < self.sensitivity <= 1:
             raise InputError(
                 f"--sensitivity must be above 0 and at most 1; got {self.sensitivity:g}.",
@@ -122,6 +134,7 @@ def predict(options: PredictOptions, console: Console) -> Predictions:
         options.out,
         slides=options.slides,
         tiles=options.tiles,
+        mpp=options.mpp,
         split=options.split,
         outputs=OutputOptions(heatmaps=options.heatmaps, geojson=options.geojson),
         batch=options.batch_size,
