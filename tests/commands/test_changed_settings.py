@@ -1,4 +1,4 @@
-"""Changed settings: `--set`, `tapfm.configure` and `tapfm config` recompute the same defaults and keep the same values."""
+"""Changed settings: `--set`, `tapfm.configure` and `tapfm config` recompute the same defaults."""
 
 import pickle
 import tomllib

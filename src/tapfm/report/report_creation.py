@@ -15,6 +15,7 @@ from tapfm.report.content import Collapsible, Page, PageSection
 from tapfm.report.headline import build_headline_table
 from tapfm.report.heatmap_blocks import ImageBudget, ImageSelection
 from tapfm.report.html_page import is_report_file, render_page
+from tapfm.report.reported_cross_validation import build_cross_validation_section, summarise_cross_validation
 from tapfm.report.reported_run import ReportedRun, count_training_slides
 from tapfm.report.reported_study import ReportedStudy, build_study_headline, read_study_sections
 from tapfm.report.result_folders import check_source
@@ -74,7 +75,7 @@ class WrittenReport:
 def create_report(
     paths: Sequence[Path], out: Path, options: PageOptions, *, console: Console, today: date
 ) -> WrittenReport:
-    """Write the report of a study folder, or of one or several run folders."""
+    """Write the report of a study folder, a cross-validation folder, or one or several run folders."""
     _check_output_file(out, force=options.force)
     for path in paths:
         check_source(path)
@@ -114,6 +115,8 @@ def _build_page(
     sections: list[PageSection] = []
     if study is not None:
         sections += read_study_sections(study)
+    elif sources.cross_validation is not None:
+        sections.append(build_cross_validation_section(sources.cross_validation))
     elif len(runs) > 1:
         sections.append(PageSection("Comparison", build_comparison_blocks(runs, sources.results)))
     configuration = [
@@ -144,6 +147,8 @@ def _build_page(
 def _describe_subject(sources: ReportSources) -> str:
     if sources.study is not None:
         return f"Report of the study {sources.study.config.name}"
+    if sources.cross_validation is not None:
+        return f"Report of the cross-validation {sources.cross_validation.name}"
     runs = "run" if len(sources.runs) == 1 else "runs"
     return f"Report of the {runs} {', '.join(run.name for run in sources.runs)}"
 
@@ -156,7 +161,9 @@ def _default_title(sources: ReportSources) -> str:
 
 
 def _build_summary(sources: ReportSources) -> list[str]:
-    """Return a paragraph about the study, if there is one, and about each run."""
+    """Return a paragraph about the cross-validation; or about the study, if there is one, and about each run."""
+    if sources.cross_validation is not None:
+        return [summarise_cross_validation(sources.cross_validation)]
     lines = []
     if sources.study is not None:
         lines.append(_summarise_study(sources.study, sources.runs, sources.selection_reason))
@@ -197,11 +204,13 @@ def _summarise_run(run: ReportedRun) -> str:
 def _build_headline(sources: ReportSources) -> Table | None:
     """Return the AUCs of a study or, without one, of the runs: on held-out slides, or on others if there are none.
 
-    None without results.
+    For a cross-validation, return those of all folds together. None without results.
     """
     if sources.study is not None and (table := build_study_headline(sources.study)) is not None:
         return table
     named_results = sources.named_results()
+    if sources.cross_validation is not None:
+        named_results = [("", result) for result in sources.cross_validation.results]
     held_out = [(name, result) for name, result in named_results if not result.warning]
     return build_headline_table(held_out or named_results) if named_results else None
 
@@ -212,7 +221,7 @@ def _list_warnings(sources: ReportSources, budget: ImageBudget) -> list[str]:
     if sources.study is not None:
         warnings += _list_study_warnings(sources.study)
     for folder in [*sources.evaluations, *sources.predictions]:
-        if not any(folder.is_result_of(run.best_checkpoint_sha256) for run in sources.runs):
+        if not sources.is_reported(folder):
             warnings.append(f"{folder.path} contains results of {folder.describe_model()}, not of a reported run.")
     named_results = sources.named_results()
     if named_results and all(result.warning for _, result in named_results):
@@ -256,6 +265,7 @@ def _list_study_warnings(study: ReportedStudy) -> list[str]:
 
 def _build_sources_table(sources: ReportSources) -> Table:
     rows = [] if sources.study is None else [("study", sources.study.folder, "")]
+    rows += [] if sources.cross_validation is None else [("cross-validation", sources.cross_validation.folder, "")]
     rows += [("run", run.folder, (run.best_checkpoint_sha256 or "-")[:_DIGEST_LENGTH]) for run in sources.runs]
     for kind, folders in (("evaluation", sources.evaluations), ("predictions", sources.predictions)):
         for folder in folders:
