@@ -51,13 +51,23 @@ class TrainingResult:
 
 
 def run_training(
-    config: RunConfig, data: RunData, folder: Path, *, resume: bool, workers: int, console: Console
+    config: RunConfig,
+    data: RunData,
+    folder: Path,
+    *,
+    resume: bool,
+    workers: int,
+    console: Console,
+    resume_command: str | None = None,
+    label: str = "",
 ) -> TrainingResult:
     """Train, or resume the run in the folder. Then predict the validation and test slides with all tiles.
 
     Raises `Interrupted` after a signal; a checkpoint is saved before.
+
+    resume_command: shown in messages; None for the command that resumes this run. label: shown with the progress.
     """
-    run_folder, config = RunFolder(folder), complete_class_texts(config, data)
+    run_folder, config = RunFolder(folder, resume_command), complete_class_texts(config, data)
     with lock_folder(folder, "tapfm train"), StopSignalHandler(console.print) as stop:
         remove_unfinished_files(folder, folder / "checkpoints")
         _check_run_folder(run_folder, config, data, resume=resume)
@@ -95,7 +105,9 @@ def run_training(
         try:
             if not progress.finished:
                 bags = _make_bags(config, data, learner, workers)
-                display = TrainingDisplay(console, config.schedule.epochs, len(training), len(validation), folder)
+                display = TrainingDisplay(
+                    console, config.schedule.epochs, len(training), len(validation), folder, label=label
+                )
                 with closing(display):
                     fit(
                         learner,

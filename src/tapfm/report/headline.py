@@ -46,6 +46,21 @@ def build_run_headline(runs: Sequence[ReportedRun], results: ResultsByRun) -> Ta
     return build_headline(rows, [each for each in (note, optimistic) if each], metric=" or ".join(metrics))
 
 
+def build_cross_validation_headline(name: str, run: ReportedRun, results: Sequence[SlideSetResults]) -> Table | None:
+    """Return a row for each target, with a column for the out-of-fold slides and for each other cohort.
+
+    run: one of the folds, which have the same method.
+    """
+    targets = dict.fromkeys(target for each in results for target in each.results.targets_and_mean)
+    rows = [
+        HeadlineRow(name, target, measured, _describe_method(run))
+        for target in targets
+        if (measured := {each.title: auc for each in results if (auc := _measure(each, target)) is not None})
+    ]
+    metrics = dict.fromkeys(each.results.metric_names[each.results.main_metrics[0]] for each in results)
+    return build_headline(rows, [], metric=" or ".join(metrics)) if rows else None
+
+
 def _is_validation(result: SlideSetResults) -> bool:
     return result.own_cohort and not result.model and _base_title(result) == VALIDATION_TITLE
 

@@ -12,9 +12,10 @@ from rich.console import Console
 from tapfm.errors import InputError
 from tapfm.report.appendix import build_configuration_blocks, build_licence_blocks, build_sources_table
 from tapfm.report.content import Collapsible, Page, PageSection
-from tapfm.report.headline import build_run_headline
+from tapfm.report.headline import build_cross_validation_headline, build_run_headline
 from tapfm.report.heatmap_blocks import ImageBudget, ImageSelection
 from tapfm.report.html_page import is_report_file, render_page
+from tapfm.report.reported_cross_validation import build_cross_validation_section, summarise_cross_validation
 from tapfm.report.reported_run import ReportedRun, describe_run
 from tapfm.report.reported_study import ReportedStudy, read_study_sections
 from tapfm.report.result_folders import check_source
@@ -76,7 +77,7 @@ class WrittenReport:
 def create_report(
     paths: Sequence[Path], out: Path, options: PageOptions, *, console: Console, today: date
 ) -> WrittenReport:
-    """Write the report of a study folder, or of one or several run folders."""
+    """Write the report of a study folder, a cross-validation folder, or one or several run folders."""
     _check_output_file(out, force=options.force)
     for path in paths:
         check_source(path)
@@ -116,6 +117,8 @@ def _build_page(
     sections: list[PageSection] = []
     if study is not None:
         sections += read_study_sections(study)
+    elif sources.cross_validation is not None:
+        sections.append(build_cross_validation_section(sources.cross_validation))
     elif len(runs) > 1:
         sections.append(PageSection("Comparison", build_comparison_blocks(runs, sources.results)))
     configuration = [
@@ -146,6 +149,8 @@ def _build_page(
 def _describe_subject(sources: ReportSources) -> str:
     if sources.study is not None:
         return f"Report of the study {sources.study.config.name}"
+    if sources.cross_validation is not None:
+        return f"Report of the cross-validation {sources.cross_validation.name}"
     runs = "run" if len(sources.runs) == 1 else "runs"
     return f"Report of the {runs} {', '.join(run.name for run in sources.runs)}"
 
@@ -158,7 +163,9 @@ def _default_title(sources: ReportSources) -> str:
 
 
 def _build_summary(sources: ReportSources) -> list[str]:
-    """Return paragraphs about all models of the headline: about the study, or about each run."""
+    """Return paragraphs about all models of the headline: of a cross-validation, of a study, or of each run."""
+    if sources.cross_validation is not None:
+        return [summarise_cross_validation(sources.cross_validation)]
     if sources.study is not None:
         return _summarise_study(sources.study, sources.runs, sources.selection_reason)
     return [(f"{run.name}: " if len(sources.runs) > 1 else "") + describe_run(run) for run in sources.runs]
@@ -182,7 +189,13 @@ def _summarise_study(study: ReportedStudy, runs: Sequence[ReportedRun], selectio
 
 
 def _build_headline(sources: ReportSources) -> Table | None:
-    """Return the AUCs of all models of a study or, without them, of the runs; None without results."""
+    """Return the AUCs of a cross-validation, of all models of a study or, without them, of the runs.
+
+    None without results.
+    """
+    if sources.cross_validation is not None:
+        each = sources.cross_validation
+        return build_cross_validation_headline(each.name, each.runs[0], each.results)
     if sources.study is not None and (rows := sources.study.headline_rows):
         return build_study_headline(rows, with_choice=False)
     return build_run_headline(sources.runs, sources.results)
@@ -194,7 +207,7 @@ def _list_warnings(sources: ReportSources, budget: ImageBudget) -> list[str]:
     if sources.study is not None:
         warnings += _list_study_warnings(sources.study)
     for folder in [*sources.evaluations, *sources.predictions]:
-        if not any(folder.is_result_of(run.best_checkpoint_sha256) for run in sources.runs):
+        if not sources.is_reported(folder):
             warnings.append(f"{folder.path} contains results of {folder.describe_model()}, not of a reported run.")
     named_results = sources.named_results()
     if named_results and all(result.warning for _, result in named_results):
@@ -243,6 +256,7 @@ def _list_study_warnings(study: ReportedStudy) -> list[str]:
 
 def _build_sources_table(sources: ReportSources) -> Table:
     rows = [] if sources.study is None else [("study", sources.study.folder, "")]
+    rows += [] if sources.cross_validation is None else [("cross-validation", sources.cross_validation.folder, "")]
     rows += [("run", run.folder, (run.best_checkpoint_sha256 or "-")[:_DIGEST_LENGTH]) for run in sources.runs]
     for kind, folders in (("evaluation", sources.evaluations), ("predictions", sources.predictions)):
         for folder in folders:

@@ -36,13 +36,14 @@ _MAX_ROWS = 20_000  # browsers can sort this many rows quickly
 
 def build_cohort_section(sources: ReportSources) -> PageSection:
     """Return the number of slides and labels of each run; runs with the same slides are shown once."""
-    blocks: list[Block] = []
-    distinct: list[list[Block]] = []
+    distinct: dict[str, list[Block]] = {}
     for run in sources.runs:
         counts = build_slide_count_blocks(run, sources.results[run.name])
-        if run.slides and counts not in distinct:
-            distinct.append(counts)
-            blocks += [Collapsible(run.name, counts, open=True)] if len(distinct) > 1 else counts
+        if run.slides and counts not in distinct.values():
+            distinct[run.name] = counts
+    blocks: list[Block] = [block for counts in distinct.values() for block in counts]
+    if len(distinct) > 1:
+        blocks = [Collapsible(name, counts, open=True) for name, counts in distinct.items()]
     intro = "The number of slides in each split, and how many of the slides with a label are positive."
     return PageSection("Slides and labels", blocks, intro)
 

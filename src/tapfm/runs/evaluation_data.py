@@ -23,6 +23,7 @@ from tapfm.cohort.splits import (
 from tapfm.cohort.table_options import DEFAULT_TABLE_OPTIONS, TableOptions
 from tapfm.encoders.features import find_feature_file, read_feature_metadata
 from tapfm.errors import CohortError, InputError, RunError, TapfmError
+from tapfm.runs.cross_validation import is_cross_validation
 from tapfm.runs.data import RunSlide, StoredFeatures
 from tapfm.runs.model_folder import ModelFolder, ModelMember
 from tapfm.runtime.messages import format_command, format_count
@@ -213,9 +214,13 @@ def _find_input_paths(
             )
         return request.cohort_table, request.table_options, request.tiles_folder, request.features_folder
     if model_folder.ensemble == "folds":
+        path = model_folder.path
+        of_cohort = "A study has out-of-fold metrics of its cohort."
+        if is_cross_validation(path):
+            of_cohort = f"The out-of-fold metrics of its cohort are in {path / 'metrics.md'}."
         raise RunError(
-            f"{model_folder.path} is an ensemble of folds: each slide of its cohort was used to train some member.",
-            hint="Evaluate it on another cohort: --cohort EXTERNAL.csv. A study has out-of-fold metrics of its cohort.",
+            f"{path} is an ensemble of folds: each slide of its cohort was used to train some member.",
+            hint=f"Evaluate it on another cohort: --cohort EXTERNAL.csv. {of_cohort}",
         )
     if config is None:
         raise RunError(

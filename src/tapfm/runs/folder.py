@@ -46,6 +46,7 @@ from tapfm.runtime.messages import format_command
 from tapfm.tiles.reading import SkippedTiles
 from tapfm.version import __version__
 
+FAILURE_COLUMNS = ("slide_id", "problem", "tiles_skipped", "reason")  # of failures.csv
 _MAX_LISTED = 10  # differences listed in an error
 
 
@@ -72,8 +73,12 @@ class RestorableLearner(Protocol):
 class RunFolder:
     """Reads and writes the files of a run."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, resume_command: str | None = None) -> None:
         self.folder = folder
+        # shown in messages; by default the command that resumes only this run, with the configuration in its folder
+        self.resume_command = resume_command or format_command(
+            "train", folder / "config.toml", "--out", folder, "--resume"
+        )
         self.last_checkpoint = folder / "checkpoints" / "last.safetensors"
         self.best_checkpoint = folder / "checkpoints" / "best.safetensors"
         # weights of a new best epoch; renamed to best.safetensors once last.safetensors of that epoch is saved
@@ -232,11 +237,6 @@ class RunFolder:
         """Return whether training has finished, according to the last checkpoint."""
         return bool(self._read_saved_progress()["finished"])
 
-    @property
-    def resume_command(self) -> str:
-        """The command that resumes the run with the configuration in its folder."""
-        return format_command("train", self.folder / "config.toml", "--out", self.folder, "--resume")
-
     def check_best_checkpoint_exists(self) -> None:
         """Raise RunError if there is no best checkpoint, because no epoch is finished or because it was deleted."""
         if self.best_checkpoint.exists():
@@ -274,7 +274,7 @@ def format_failures(failed: Mapping[str, str], skipped: Mapping[str, SkippedTile
         for slide_id, each in skipped.items()
         if slide_id not in failed
     ]
-    return csv_text(["slide_id", "problem", "tiles_skipped", "reason"], rows).encode()
+    return csv_text(FAILURE_COLUMNS, rows).encode()
 
 
 def collect_environment(
