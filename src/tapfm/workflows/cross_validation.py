@@ -129,35 +129,36 @@ def _without_fold(config: RunConfig, console: Console) -> RunConfig:
     return _change_cohort(config, fold=None)
 
 
+def _with_fold_table(config: RunConfig, table: Path) -> RunConfig:
+    """Return the configuration with the table of the new folds, which tapfm wrote: in UTF-8, and already joined."""
+    return _change_cohort(config, table=table.absolute(), encoding=None, clini=None, clam_splits=None)
+
+
 def _change_cohort(config: RunConfig, **changes: Path | int | None) -> RunConfig:
     return config.model_copy(update={"cohort": config.cohort.model_copy(update=changes)})
 
 
 def _plan_folds(config: RunConfig, count: int, files: CrossValidationFolder, console: Console) -> list[_Fold]:
     """Return the folds of the cohort table. If it has none, create folds by patient and write them to folds.csv."""
-    source, table = config.cohort.table, config.cohort.table
-    cohort = _read_cohort(source, config.cohort.slides)
+    cohort = read_cohort(config.cohort.table, config.cohort.table_options)
     if fold_names(cohort):
         _check_number_of_folds(cohort, config, count)
     else:
-        table = files.table
-        if files.is_started and table.is_file():
-            _check_table_unchanged(cohort, config, table)
+        table_config = _with_fold_table(config, files.table)
+        if files.is_started and files.table.is_file():
+            _check_table_unchanged(cohort, config, table_config)
         else:
-            _create_folds(cohort, config, count, table, console)
-        cohort = _read_cohort(table, config.cohort.slides)
+            _create_folds(cohort, config, count, files.table, console)
+        config = table_config
+        cohort = read_cohort(config.cohort.table, config.cohort.table_options)
     names = fold_names(cohort)
-    _print(console, f"Folds: the columns {', '.join(names)} of {table}.")
+    _print(console, f"Folds: the columns {', '.join(names)} of {config.cohort.table}.")
     planned = []
     for position, name in enumerate(names, start=1):
         number = int(name.removeprefix("fold_"))
-        fold_config = _change_cohort(config, table=table.absolute(), fold=number)
+        fold_config = _change_cohort(config, fold=number)
         planned.append(_Fold(number, f"fold {position} of {count}", fold_config, files.run(number)))
     return planned
-
-
-def _read_cohort(table: Path, slides_folder: Path | None) -> Cohort:
-    return read_cohort(table, slides_folder, must_exist=False)
 
 
 def _check_number_of_folds(cohort: Cohort, config: RunConfig, count: int) -> None:
@@ -183,8 +184,16 @@ def _create_folds(cohort: Cohort, config: RunConfig, count: int, table: Path, co
         config.cohort.table,
         out=table,
         target=tuple(config.task.targets),
+        positive=_list_class_texts(config, "positive"),
+        negative=_list_class_texts(config, "negative"),
         folds=count,
         seed=config.seed,
+        patient_column=config.cohort.patient_column,
+        slides_are_patients=config.cohort.slides_are_patients,
+        missing=tuple(config.cohort.extra_missing_values),
+        encoding=config.cohort.encoding,
+        clini=config.cohort.clini,
+        splits=config.cohort.clam_splits,
         slides=config.cohort.slides,
         force=True,
     )
@@ -198,12 +207,16 @@ def _create_folds(cohort: Cohort, config: RunConfig, count: int, table: Path, co
         _print(console, warning, "yellow")
 
 
-def _check_table_unchanged(cohort: Cohort, config: RunConfig, table: Path) -> None:
+def _list_class_texts(config: RunConfig, name: str) -> tuple[str, ...]:
+    """Return the texts of the positive or negative classes as NAME=VALUE, as `tapfm split` takes them."""
+    return tuple(f"{target}={text}" for target, texts in config.class_texts.items() for text in texts.get(name, ()))
+
+
+def _check_table_unchanged(cohort: Cohort, config: RunConfig, table_config: RunConfig) -> None:
     """Raise RunError if the slides, patients or labels differ from those that the folds were created from."""
-    before, now = (
-        _list_labelled_rows(_read_cohort(table, config.cohort.slides), config),
-        _list_labelled_rows(cohort, config),
-    )
+    table = table_config.cohort.table
+    before = _list_labelled_rows(read_cohort(table, table_config.cohort.table_options), config)
+    now = _list_labelled_rows(cohort, config)
     changed = [slide_id for slide_id in {**before, **now} if before.get(slide_id) != now.get(slide_id)]
     if changed:
         raise RunError(
