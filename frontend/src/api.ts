@@ -6,6 +6,8 @@ export interface TargetPrediction {
   threshold: number | null;
   call: 0 | 1 | null;
   label: 0 | 1 | null;
+  call_name: string; // class of the call, such as "positive" or "MUT"; empty without a call
+  label_name: string; // class of the label; empty without a label
   constant: number | null; // logit = constant + sum of the tiles' contributions
 }
 

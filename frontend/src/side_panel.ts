@@ -152,7 +152,7 @@ export class SidePanel {
     const head = createElement("tr", {});
     for (const name of ["target", "probability", "threshold", "call", "label"])
       head.append(createElement("th", { scope: "col" }, name));
-    const symbol = (value: 0 | 1 | null): string => (value === null ? "-" : value ? "+" : "\u2212");
+    const name = (text: string): string => text || "-";
     const rows = targets.map(([target, result]) => {
       const isKnown = result.call !== null && result.label !== null;
       const isCorrect = result.call === result.label;
@@ -171,13 +171,13 @@ export class SidePanel {
         createElement(
           "td",
           {},
-          createElement("span", { class: result.call ? "positive" : "negative" }, symbol(result.call)),
+          createElement("span", { class: result.call ? "positive" : "negative" }, name(result.call_name)),
           ...(slide.warning ? [" ", createElement("span", { class: "warning" }, slide.warning)] : []),
         ),
         createElement(
           "td",
           { class: isKnown ? (isCorrect ? "correct" : "wrong") : "" },
-          `${symbol(result.label)}${agreement}`,
+          `${name(result.label_name)}${agreement}`,
         ),
       );
     });

@@ -143,9 +143,8 @@ const callDiffersFromLabel = (result: TargetPrediction): boolean =>
   result.call !== null && result.label !== null && result.call !== result.label;
 
 export function describeCall(result: TargetPrediction): string {
-  const className = (value: 0 | 1): string => (value ? "positive" : "negative");
-  const call = result.call === null ? "no call, because the model has no threshold" : `call: ${className(result.call)}`;
-  return result.label === null ? call : `${call}, label: ${className(result.label)}`;
+  const call = result.call === null ? "no call, because the model has no threshold" : `call: ${result.call_name}`;
+  return result.label === null ? call : `${call}, label: ${result.label_name}`;
 }
 
 const compareNames = new Intl.Collator("en", { numeric: true }).compare;

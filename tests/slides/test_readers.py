@@ -356,7 +356,7 @@ def write_any_format(folder, name, pixels):
         tifffile.imwrite(folder / "a.tif", pixels, photometric="rgb", compression="zlib", rowsperstrip=50)
         return open_slide(folder / "a.tif")
     path = write_slide(folder / "a.tif", pixels, downsamples=(1,) if name.endswith("level") else (1, 4), **plain)
-    return OpenSlideSlide(path) if name.startswith("OpenSlide") else TiffSlide(path)
+    return OpenSlideSlide(path) if name.startswith("OpenSlide") else open_tiff(path)
 
 
 @pytest.mark.parametrize(

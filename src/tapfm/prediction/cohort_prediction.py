@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from tapfm.cohort.table_options import DEFAULT_TABLE_OPTIONS, TableOptions
 from tapfm.errors import InputError, RunError, SlidesFailedError
 from tapfm.inference.bags import SlideFailed
 from tapfm.inference.loading import InferenceOptions, load_with_encoder, prepare_models
@@ -50,6 +51,7 @@ from tapfm.runtime.workers import WorkerPool, serve_function
 from tapfm.slides.opening import PER_SLIDE, open_slide
 from tapfm.slides.scale import MPP_OPTION, resolve_scale
 from tapfm.slides.slide import SlideMetadata
+from tapfm.tasks.catalog import class_texts
 from tapfm.tiles.cohort_tiling import run_tiling_job
 from tapfm.tiles.stream import serve_requests
 
@@ -72,7 +74,7 @@ def predict_slides(
     sources: Sequence[Path],
     out: Path,
     *,
-    slides: Path | None = None,
+    table_options: TableOptions = DEFAULT_TABLE_OPTIONS,
     tiles: Path | None = None,
     mpp: float | None = None,
     split: str | None = None,
@@ -101,7 +103,7 @@ def predict_slides(
         ThreadPoolExecutor(1, "weights") as thread,
     ):
         model_folder = open_model_folder(model_path)
-        requested = read_sources(sources, slides, model_folder.targets, split)
+        requested = read_sources(sources, table_options, model_folder.targets, split)
         calls = choose_call_thresholds(model_folder, sensitivity)
         options = InferenceOptions(choose_device(device), workers, batch, precision, compiled)
         choose_inference_precision(precision, options.device)  # raises before any work is done
@@ -366,6 +368,7 @@ def write_slide(
         bounds=metadata.bounds,
         mpp=mpp,
         mpp_source=mpp_source,
+        labels=class_texts(calls.targets),
         side_px0=slide.tiles.side_px0,
         tile_px=tile_px,
         columns=tuple(output.columns),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from tapfm.prediction.tile_table import TILES_PARQUET, TileTable, read_tile_tabl
 from tapfm.runtime.files import write_atomically
 from tapfm.slides.opening import PER_SLIDE
 from tapfm.slides.slide import Box
-from tapfm.tasks.catalog import target_kinds
+from tapfm.tasks.catalog import ClassTexts, target_kinds
 from tapfm.tasks.target import Label, TargetKinds
 
 PREDICTION_JSON = "prediction.json"  # marks a prediction folder
@@ -66,6 +66,7 @@ class PredictedSlide:
     seconds: float
     key: str  # fingerprint of the weights, the tiles and the slide's files
     mpp_source: str | None = None  # cohort table, file, objective, --mpp or tiles; None if unknown
+    labels: ClassTexts = field(default_factory=dict)  # texts of the classes of targets whose labels are not 0 and 1
 
     @property
     def warning(self) -> str:
@@ -74,7 +75,7 @@ class PredictedSlide:
 
     @property
     def kinds(self) -> TargetKinds:
-        return target_kinds(self.targets)
+        return target_kinds(self.targets, self.labels)
 
     @property
     def layers(self) -> list[Layer]:

@@ -24,6 +24,8 @@ from tapfm.runtime.cohort_job import SUMMARY_FILE, Failure
 from tapfm.runtime.messages import format_count
 from tapfm.runtime.workers import WorkerPool
 from tapfm.slides.scale import MPP_OPTION, SCALE_HINT
+from tapfm.tasks.binary_target import BinaryTarget
+from tapfm.tasks.label_columns import has_number_labels
 from tapfm.tasks.labels import read_labels
 from tapfm.tasks.target import Label, TargetKinds
 from tapfm.tiles.cohort_tiling import tile_cohort
@@ -54,7 +56,7 @@ class TiledSlides:
 
 
 def read_sources(
-    sources: Sequence[Path], slides_folder: Path | None, targets: TargetKinds, split: str | None = None
+    sources: Sequence[Path], options: TableOptions, targets: TargetKinds, split: str | None = None
 ) -> RequestedSlides:
     """Read cohort tables, folders and slide files. Raises if two different slides have the same id.
 
@@ -69,7 +71,8 @@ def read_sources(
     precedence: dict[str, tuple[bool, bool]] = {}
     warnings: list[str] = []
     for source in sources:
-        cohort = read_cohort(source, TableOptions(slides=slides_folder))  # a missing file fails only that slide
+        cohort = read_cohort(source, options)  # a missing file fails only that slide
+        warnings += [*cohort.notes, *(f"{source}: {problem}" for problem in cohort.patient_problems)]
         if split is not None and cohort.table_path is not None:
             cohort = _select_split(cohort, split, source)
         labels, label_warnings = _read_known_labels(cohort, targets)
@@ -104,7 +107,11 @@ def _select_split(cohort: Cohort, split: str, source: Path) -> Cohort:
 
 def _read_known_labels(cohort: Cohort, targets: TargetKinds) -> tuple[list[dict[str, Label]], list[str]]:
     """Return the labels of each slide by target (None if unknown), and warnings. Predictions do not depend on them."""
-    known = {target: kind for target, kind in targets.items() if target in cohort.label_names}
+    known = {
+        target: BinaryTarget() if has_number_labels(cohort, target) else kind
+        for target, kind in targets.items()
+        if target in cohort.label_names
+    }
     try:
         labels = read_labels(cohort, known) if known else {}
     except LabelError as error:

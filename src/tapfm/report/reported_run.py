@@ -16,6 +16,8 @@ from tapfm.evaluation.predictions import Prediction, Unit, read_predictions
 from tapfm.runtime.csv_files import read_csv
 from tapfm.runtime.files import file_sha256
 from tapfm.runtime.messages import format_count
+from tapfm.tasks.catalog import target_kinds
+from tapfm.tasks.target import TargetKinds
 
 _CONFIG_TOML = "config.toml"
 _BEST_CHECKPOINT = Path("checkpoints") / "best.safetensors"
@@ -48,6 +50,11 @@ class ReportedRun:
     @property
     def targets(self) -> tuple[str, ...]:
         return tuple(self.settings.get("task", {}).get("targets", ()))
+
+    @property
+    def kinds(self) -> TargetKinds:
+        """The kind of each target."""
+        return target_kinds(self.targets, self.settings.get("task", {}).get("labels"))
 
     @property
     def unit(self) -> Unit:

@@ -21,7 +21,6 @@ from tapfm.report.reported_run import ReportedRun
 from tapfm.report.result_folders import ResultFolder
 from tapfm.report.slide_set_results import SlideSetResults
 from tapfm.runtime.messages import format_count
-from tapfm.tasks.catalog import target_kinds
 
 VALIDATION_TITLE = "validation"
 _TITLES = {VALIDATION: VALIDATION_TITLE, TEST: "test"}
@@ -37,7 +36,7 @@ _WARNINGS = {  # for splits of the run's own cohort
 def _evaluate_split(run: ReportedRun, split: str, resamples: int) -> SlideSetResults:
     """Compute the metrics of a split from the predictions in the run folder."""
     predictions, validation = run.predictions[split], run.predictions.get(VALIDATION, ())
-    settings, targets = EvaluationSettings(run.unit, resamples=resamples), target_kinds(run.targets)
+    settings, targets = EvaluationSettings(run.unit, resamples=resamples), run.kinds
     thresholds = choose_thresholds(validation, targets, run.unit, settings.sensitivity) if validation else None
     thresholds_source = (
         f"{format_count(len(validation), 'validation slide')} of the run"

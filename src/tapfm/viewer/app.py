@@ -266,8 +266,21 @@ def _slide_summary(slide: ViewerSlide) -> dict[str, Any]:
         "tiles": prediction.tiles if prediction else None,
         "tiles_failed": prediction.tiles_failed if prediction else None,
         "warning": prediction.warning if prediction else "",
-        "targets": {target: asdict(result) for target, result in prediction.targets.items()} if prediction else {},
+        "targets": _describe_targets(prediction) if prediction else {},
     }
+
+
+def _describe_targets(prediction: PredictedSlide) -> dict[str, dict[str, Any]]:
+    """Return the prediction of each target, with the names of the called class and of the label."""
+    described = {}
+    for target, result in prediction.targets.items():
+        kind = prediction.kinds[target]
+        names = {
+            name: "" if value is None else kind.describe_label(value)
+            for name, value in (("call_name", result.call), ("label_name", result.label))
+        }
+        described[target] = asdict(result) | names
+    return described
 
 
 def _make_pyramid(metadata: SlideMetadata | None, prediction: PredictedSlide | None) -> DeepZoomPyramid:

@@ -30,7 +30,7 @@ from tapfm.results.document import Section
 from tapfm.results.estimate import Estimate
 from tapfm.results.table import Table
 from tapfm.runs.cross_validation import EVALUATION_FOLDER, CrossValidationFolder
-from tapfm.runs.data import RunData, read_run_data
+from tapfm.runs.data import RunData, complete_class_texts, read_run_data
 from tapfm.runs.ensemble import write_ensemble
 from tapfm.runs.evaluation_data import EvaluationRequest
 from tapfm.runs.folder import FAILURE_COLUMNS, RunFolder
@@ -241,7 +241,7 @@ def _check_folds(folds: Sequence[_Fold], files: CrossValidationFolder, console: 
         data = read_run_data(fold.config)
         run_folder = RunFolder(fold.folder, files.resume_command)
         if run_folder.has_run:
-            run_folder.check_settings_and_slides_unchanged(fold.config, data)
+            run_folder.check_settings_and_slides_unchanged(complete_class_texts(fold.config, data), data)
         patients |= _find_patients(data)
         test_patients = _find_patients(data, TEST)
         if not test_patients:

@@ -11,7 +11,16 @@ from rich.console import Console
 from tapfm.errors import InputError
 from tapfm.runtime.options import Argument, Option, command_function, options
 from tapfm.runtime.workers import choose_worker_count
-from tapfm.workflows.shared_options import AllowFailures, Compile, Device, SlidesFolder, Workers
+from tapfm.workflows.shared_options import (
+    AllowFailures,
+    Compile,
+    Device,
+    Encoding,
+    PatientColumn,
+    SlidesFolder,
+    Workers,
+    read_table_options,
+)
 
 if TYPE_CHECKING:
     from tapfm.prediction.cohort_prediction import Predictions
@@ -51,6 +60,8 @@ class PredictOptions:
         ),
     ] = None
     slides: SlidesFolder = None
+    patient_column: PatientColumn = None
+    encoding: Encoding = None
     split: Annotated[
         str | None,
         Option("Predict only the slides of this split of the cohort tables: train, val or test.", metavar="NAME"),
@@ -132,7 +143,7 @@ def predict(options: PredictOptions, console: Console) -> Predictions:
         options.model,
         options.sources,
         options.out,
-        slides=options.slides,
+        table_options=read_table_options(options),
         tiles=options.tiles,
         mpp=options.mpp,
         split=options.split,
