@@ -180,7 +180,7 @@ def test_model_card_counts_slides_patients_and_labels(exported):
     assert "# tapfm-pocket, adapted to FGFR3, TP53" in card
     for line in (
         *("train | 4 | 4 | 2 of 4 (50%) | 1 of 3 (33%)", "val | 2 | 2 | 1 of 2 (50%) | 0 of 2 (0%)"),
-        "test | 3 | 4 | 2 of 4 (50%) | 2 of 3 (67%)",
+        "test | 3 | 4 | 3 of 4 (75%) | 2 of 3 (67%)",
     ):
         assert f"| {line} |" in card
     assert "Aggregator of tapfm-pocket features for FGFR3" in (exported / "fixed mean" / "README.md").read_text()

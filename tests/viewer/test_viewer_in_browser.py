@@ -115,7 +115,8 @@ def test_the_first_slide_opens_with_its_heatmap(page, address):  # noqa: F811
     assert page.locator("#slide-list [aria-current=true] .slide-id").inner_text() == "case-1"
     assert page.locator("#slide-name").inner_text() == "case-1"
     assert "117 tiles" in page.locator("#slide-properties").inner_text()
-    assert page.locator("#prediction-table tbody tr").inner_text().split() == ["FGFR3", "0.250", "0.500", "+", "+", "✓"]
+    prediction = page.locator("#prediction-table tbody tr").inner_text().split()
+    assert prediction == ["FGFR3", "0.250", "0.500", "positive", "positive", "✓"]
     logit_sum = page.locator("#logit-sum").inner_text()
     assert re.search(r"FGFR3: 0\.500 = −0\.500 \(.*\) \+ 1\.00 \(.*tiles\)", logit_sum)
     assert page.locator("#visible-tiles").inner_text() == "117 of 117 tiles shown"
