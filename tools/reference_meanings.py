@@ -115,8 +115,8 @@ TILING_COLUMNS: Meanings = {
     "removed_pen": "number of tiles removed: pen marks",
     "removed_blur": "number of tiles removed: out of focus",
     "removed_unreadable": "number of tiles removed: could not be decoded",
-    "removed_edge": "number of tiles removed: enough tissue, but past the right or bottom edge; empty if an older version "
-    "tiled the slide",
+    "removed_edge": "number of tiles removed: enough tissue, but past the right or bottom edge; empty if an older "
+    "version tiled the slide",
     "removed_edge_mm2": "area of the tissue in these tiles that is in no other tile, in mm²",
     "warnings": "warnings about the slide",
     "reason": "why the slide failed or was not tiled",
@@ -543,8 +543,8 @@ FORMATS: dict[str, list[Format]] = {
             {
                 "features[].properties.objectType": "`tile`",
                 "features[].properties.isLocked": "true",
-                "features[].properties.measurements": "columns of `tiles.parquet` (`padded` as 0 or 1), and percentiles "
-                "of the contributions; without contributions, of the scores, weights or attention",
+                "features[].properties.measurements": "columns of `tiles.parquet` (`padded` as 0 or 1), and "
+                "percentiles of the contributions; without contributions, of the scores, weights or attention",
                 "features[].properties.classification": "class of the tenth of tiles with the highest percentile, "
                 "and of that with the lowest: name and colour. With several targets, the first one counts",
             },

@@ -171,7 +171,8 @@ def _mark_blurred_tiles(
             statuses[block[detect_blur(tiles)]] = TileStatus.BLUR
 
     def mark_edge_tile(tile: int) -> None:
-        pixels = _read_or_none(slide, *positions[tile].tolist(), side_px0, focus_px)
+        x_px0, y_px0 = positions[tile].tolist()
+        pixels = _read_or_none(slide, x_px0, y_px0, side_px0, focus_px)
         if pixels is None:
             statuses[tile] = TileStatus.UNREADABLE
             return
