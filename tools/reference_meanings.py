@@ -112,12 +112,16 @@ TILING_COLUMNS: Meanings = {
     "tissue": "tissue detection method, or `annotation` if a file of `--tissue-mask` was used",
     "achieved_mpp": "microns per pixel of the tiles, whose sides are rounded to whole level-0 pixels",
     "tiles": "number of tiles that passed the filters",
+    "tiles_padded": "number of these tiles that extend past the right or bottom edge (`--edge-tiles pad`)",
     "tissue_mm2": "area of the tissue, in mm²",
     "removed_background": "number of tiles removed: too little tissue",
     "removed_padding": "number of tiles removed: padding of the scanner",
     "removed_pen": "number of tiles removed: pen marks",
     "removed_blur": "number of tiles removed: out of focus",
     "removed_unreadable": "number of tiles removed: could not be decoded",
+    "removed_edge": "number of tiles removed: enough tissue, but past the right or bottom edge; empty if an older "
+    "version tiled the slide",
+    "removed_edge_mm2": "area of the tissue in these tiles that is in no other tile, in mm²",
     "warnings": "warnings about the slide",
     "reason": "why the slide failed or was not tiled",
 }
@@ -166,7 +170,8 @@ FORMATS: dict[str, list[Format]] = {
             "tiles/patches/ID_patches.h5",
             "patches/ID_patches.h5",
             "Coordinates of the tiles of a slide, in TRIDENT's layout. Attributes that are not marked as TRIDENT's are "
-            "added by tapfm, under names that neither TRIDENT nor CLAM uses.",
+            "added by tapfm, under names that neither TRIDENT nor CLAM uses. With `--edge-tiles pad`, the file also "
+            "has the dataset `padded` (bool): which tiles extend past the right or bottom edge.",
             {
                 **TILE_ATTRIBUTES,
                 "patch_size": "TRIDENT: side of a tile after resizing, in pixels",
@@ -181,7 +186,8 @@ FORMATS: dict[str, list[Format]] = {
         Format(
             "tiles-clam/patches/ID.h5",
             "patches/ID.h5",
-            "Coordinates of the tiles of a slide, in CLAM's layout (`tapfm tile --layout clam`), always at level 0.",
+            "Coordinates of the tiles of a slide, in CLAM's layout (`tapfm tile --layout clam`), always at level 0. "
+            "With `--edge-tiles pad`, it also has the dataset `padded`, as in `patches/ID_patches.h5`.",
             {
                 **TILE_ATTRIBUTES,
                 "patch_size": "CLAM: side of a tile at `patch_level`: 448 at 40x, where TRIDENT has 224",
@@ -223,7 +229,8 @@ FORMATS: dict[str, list[Format]] = {
             "features/ID.h5",
             "ID.h5",
             "Features of the tiles of a slide, written by `tapfm embed` in TRIDENT's layout. D is the size of a "
-            "feature.",
+            "feature. With tiles of `--edge-tiles pad`, it also has the dataset `padded`, as in "
+            "`patches/ID_patches.h5`.",
             {
                 "features": "one feature vector per tile",
                 "coords": "x and y of the top left corner of each tile that could be read, in level-0 pixels",
@@ -524,7 +531,8 @@ FORMATS: dict[str, list[Format]] = {
             "per-slide/ID/tiles.parquet",
             "One row per tile. A column whose values differ by target is named `weight.TARGET` or `score.TARGET`. "
             "Aggregators that score tiles without weights have `score` instead of `weight`. Some aggregators have no "
-            "contributions. For an ensemble, values are means over its members.",
+            "contributions. For an ensemble, values are means over its members. With tiles of `--edge-tiles pad`, the "
+            "column `padded` (bool) follows `y`: whether the tile extends past the right or bottom edge.",
             {
                 "x": "left edge, in level-0 pixels",
                 "y": "upper edge, in level-0 pixels",
@@ -540,8 +548,8 @@ FORMATS: dict[str, list[Format]] = {
             {
                 "features[].properties.objectType": "`tile`",
                 "features[].properties.isLocked": "true",
-                "features[].properties.measurements": "columns of `tiles.parquet`, and percentiles of the "
-                "contributions; without contributions, of the scores, weights or attention",
+                "features[].properties.measurements": "columns of `tiles.parquet` (`padded` as 0 or 1), and "
+                "percentiles of the contributions; without contributions, of the scores, weights or attention",
                 "features[].properties.classification": "class of the tenth of tiles with the highest percentile, "
                 "and of that with the lowest: name and colour. With several targets, the first one counts",
             },
