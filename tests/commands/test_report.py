@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cohort_files import read_rows
 from command_line import tapfm
 from PIL import Image
 from predicted_slides import make_tile_table, write_prediction
@@ -30,6 +31,7 @@ from tapfm.prediction.folder import PredictionFolder
 from tapfm.prediction.layers import palette
 from tapfm.report.heatmap_blocks import ImageBudget, ImageSelection
 from tapfm.report.heatmap_blocks import _choose_slides as choose_slides
+from tapfm.runtime.csv_files import write_csv
 from tapfm.tasks.binary_metrics import METRIC_NAMES
 from tapfm.tasks.binary_target import _sigmoid as sigmoid
 from tapfm.tasks.catalog import target_kinds
@@ -468,6 +470,31 @@ def test_slide_that_is_evaluated_and_predicted_is_listed_once(tmp_path):
     _, html = create_test_report(run, tmp_path / "report.html")
     rows = re.findall(r'<tr data-set="(\w+)"[^>]*><th scope="row">(S000|new)</th>', html)
     assert rows == [("test", "S000"), ("predicted", "new")]
+
+
+def test_predictions_from_few_tiles_are_marked(tmp_path):
+    run = write_run(tmp_path / "runs" / "first")  # its slides have 40 or more tiles
+    slide = write_tissue_slide(tmp_path / "slide.svs")
+    write_prediction_folder(run / "predicted", run, [("new", slide, 0.7, None)])
+    _, html = create_test_report(run, tmp_path / "report.html")
+    cells = re.findall(r'<th scope="row">(\w+)</th>.*?<td>(?:positive|negative)(.*?)</td>', html)
+    warned = [(slide_id, page_text(rest)) for slide_id, rest in cells if rest]
+    assert warned == [("new", "only 4 tiles")]
+    assert "1 slide has fewer than 20 tiles" in page_text(html)
+    (caption,) = re.findall(r"<figcaption><strong>new.*?</figcaption>", html, re.DOTALL)
+    assert "only 4 tiles" in page_text(caption)
+    assert "0.5 µm per pixel" in page_text(caption)
+
+
+def test_evaluated_predictions_from_few_tiles_are_marked(tmp_path):
+    run = write_run(tmp_path / "runs" / "first")
+    table = run / "predictions-test.csv"
+    rows = read_rows(table)
+    rows[0]["tiles"] = "7"
+    write_csv(table, list(rows[0]), [list(row.values()) for row in rows])
+    _, html = create_test_report(run, tmp_path / "report.html")
+    assert html.count("only 7 tiles</span>") == 1
+    assert "1 slide has fewer than 20 tiles" in page_text(html)
 
 
 def test_heatmaps_show_slides_furthest_from_the_threshold(tmp_path):
