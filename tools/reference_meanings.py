@@ -416,7 +416,8 @@ FORMATS: dict[str, list[Format]] = {
                 "cohort": "`own` (the cohort table of the run) or `external`",
                 "table": "file name of the cohort table",
                 "table_sha256": "SHA-256 of the cohort table",
-                "split": "evaluated split, or `all`; null for an external cohort without `--split`",
+                "split": "evaluated split, or `all`; null for an external cohort without `--split`; `out-of-fold` for "
+                "a cross-validation",
                 "from": "input of the model: `tiles` or `features`",
                 "sensitivity": "requested sensitivity of the second threshold",
                 "by": "columns that define subgroups",
@@ -611,12 +612,19 @@ FORMATS: dict[str, list[Format]] = {
         Format(
             "ensemble/ensemble.json",
             "ensemble.json",
-            "Several runs as one model that averages their probabilities. `tapfm study` writes it; you can also write "
-            "it by hand.",
+            "Several runs as one model that averages their probabilities. `tapfm train --folds` and `tapfm study` "
+            "write it; you can also write it by hand.",
             {
                 "kind": "`folds` or `seeds`: how the members differ",
                 "members[]": "folders of runs or exports, relative to this file",
             },
+        ),
+        Format(
+            "cross-validated/cross-validation.json",
+            "cross-validation.json",
+            "Marks the folder of a cross-validation (`tapfm train --folds`). Its other files are those of an "
+            "evaluation.",
+            {"folds": "number of folds"},
         ),
     ],
     "A study": [
