@@ -266,6 +266,21 @@ def with_formula_results(path, cells):
     return path
 
 
+def test_stray_cells_far_from_the_table(tmp_path):
+    workbook = Workbook()
+    for row in (["slide_id"], ["a"], ["b"]):
+        workbook.active.append(row)
+    workbook.active.cell(1_048_576, 1, " ")
+    workbook.active.cell(3, 16_384, "remark")
+    workbook.active.merge_cells("A5:A50")
+    workbook.save(tmp_path / "a.xlsx")
+    table = read_text_table(tmp_path / "a.xlsx")
+    assert table.records == ((2, {"slide_id": "a"}), (3, {"slide_id": "b"}))
+    assert table.problems == ()
+    (note,) = table.notes
+    assert "'remark'" in note
+
+
 def test_formulas_have_their_stored_results(tmp_path):
     path = write_sheet(tmp_path, [["a", "b", "c", "d"], ["=1+1", '=""', "=A9", "=NA()"], [1, 2, 3, "=2+2"]])
     with_formula_results(

@@ -6,11 +6,10 @@ import datetime
 import io
 import re
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tapfm.cohort.table_text import TABLE_HINT, TableRows
+from tapfm.cohort.table_text import TABLE_HINT, TableRows, list_some
 from tapfm.errors import CohortError
 from tapfm.runtime.messages import format_count
 
@@ -28,7 +27,7 @@ _ID_FORMAT = re.compile(r'(?P<before>(?:"[^"]*"|\\.|-)*)(?P<zeros>0+)(?P<after>(
 def read_excel_rows(source: Path, data: bytes) -> TableRows:
     """Return the rows of the first visible sheet that has data, without blank rows."""
     workbook = _load_workbook(source, data, data_only=False)
-    sheets = [sheet for sheet in workbook.worksheets if any(True for _ in _filled_cells(sheet))]
+    sheets = [sheet for sheet in workbook.worksheets if _filled_cells(sheet)]
     if not sheets:
         raise CohortError(f"{source} is empty.", hint=TABLE_HINT)
     sheet = next((each for each in sheets if each.sheet_state == "visible"), sheets[0])
@@ -36,17 +35,20 @@ def read_excel_rows(source: Path, data: bytes) -> TableRows:
     if others := [each.title for each in sheets if each is not sheet]:
         named = ", ".join(f"'{name}'" for name in others)
         notes.append(f"{source}: the sheet '{sheet.title}' was read. Other sheets with data: {named}.")
-    formulas = {cell.coordinate for cell in _filled_cells(sheet) if cell.data_type == "f"}
-    if formulas:
+    if formulas := [cell.coordinate for cell in _filled_cells(sheet) if cell.data_type == "f"]:
         sheet = _load_workbook(source, data, data_only=True)[sheet.title]
     problems = [*_missing_results(sheet, formulas), *_merged_rows(sheet)]
     unusable = {row_number for row_number, _ in problems}
-    rows: list[tuple[int, list[str]]] = []
-    for cells in sheet.iter_rows():
-        texts = [_cell_text(cell) for cell in cells]
-        if any(texts) and cells[0].row not in unusable:
-            rows.append((cells[0].row, texts))
-    notes += _describe_doubtful_cells(source, sheet, {row_number for row_number, _ in rows[1:]})
+    cells = [cell for cell in _filled_cells(sheet) if cell.row not in unusable]
+    texts_by_row: dict[int, dict[int, str]] = {}
+    for cell in cells:
+        texts_by_row.setdefault(cell.row, {})[cell.column] = _cell_text(cell)
+    header, width = min(texts_by_row, default=0), max((cell.column for cell in cells), default=0)
+    rows = [
+        (row, [texts.get(column + 1, "") for column in range(width if row == header else max(texts))])
+        for row, texts in texts_by_row.items()
+    ]
+    notes += _describe_doubtful_cells(source, sheet, [cell for cell in cells if cell.row != header])
     return TableRows(rows, tuple(notes), tuple(sorted(problems)))
 
 
@@ -62,8 +64,10 @@ def _load_workbook(source: Path, data: bytes, *, data_only: bool) -> Workbook:
         raise CohortError(f"{source} is not an Excel workbook, or it is damaged ({error}).", hint=_SAVE_HINT) from error
 
 
-def _filled_cells(sheet: Worksheet) -> Iterator[Cell]:
-    return (cell for cells in sheet.iter_rows() for cell in cells if _cell_text(cell))
+def _filled_cells(sheet: Worksheet) -> list[Cell]:
+    """Return the cells with text, by row and column."""
+    # the public iterators create all cells up to the last one, billions if a stray one is in the last row and column
+    return [cell for _, cell in sorted(sheet._cells.items()) if _cell_text(cell)]
 
 
 def _cell_text(cell: Cell) -> str:
@@ -96,9 +100,9 @@ def _parse_id_format(number_format: str) -> re.Match[str] | None:
     return match if match and (match["before"] or len(match["zeros"]) > 1) else None
 
 
-def _missing_results(sheet: Worksheet, formulas: set[str]) -> list[tuple[int, str]]:
+def _missing_results(sheet: Worksheet, formulas: list[str]) -> list[tuple[int, str]]:
     """Return a problem for each formula without a stored result; an empty text is a result."""
-    cells = (sheet[coordinate] for coordinate in sorted(formulas))
+    cells = (sheet[coordinate] for coordinate in formulas)
     return [
         (cell.row, f"the formula in cell {cell.coordinate} has no stored result: open the file in Excel and save it")
         for cell in cells
@@ -108,33 +112,26 @@ def _missing_results(sheet: Worksheet, formulas: set[str]) -> list[tuple[int, st
 
 def _merged_rows(sheet: Worksheet) -> list[tuple[int, str]]:
     """Return a problem for each row with merged cells: only the first of them has a value."""
+    filled = sorted({cell.row for cell in _filled_cells(sheet)})
     return [
-        (row_number, f"the cells {merged.coord} are merged: unmerge them and fill in each cell")
+        (row, f"the cells {merged.coord} are merged: unmerge them and fill in each cell")
         for merged in sheet.merged_cells.ranges
-        if any(_cell_text(cell) for cells in sheet.iter_rows(*_rows_and_columns(merged)) for cell in cells)
-        for row_number in range(merged.min_row, merged.max_row + 1)
+        if _cell_text(sheet.cell(merged.min_row, merged.min_col))
+        for row in filled
+        if merged.min_row <= row <= merged.max_row
     ]
 
 
-def _rows_and_columns(merged: Any) -> tuple[int, int, int, int]:
-    return merged.min_row, merged.max_row, merged.min_col, merged.max_col
-
-
-def _describe_doubtful_cells(source: Path, sheet: Worksheet, row_numbers: set[int]) -> list[str]:
+def _describe_doubtful_cells(source: Path, sheet: Worksheet, cells: list[Cell]) -> list[str]:
     """Return notes about cells whose text may differ from what was typed or is shown, and about hidden rows."""
-    cells_by_kind: dict[str, list[str]] = {}
-    for column in sheet.iter_cols():
-        cells = [cell for cell in column if cell.row in row_numbers and _cell_text(cell)]
-        has_text = any(cell.data_type == "s" for cell in cells)
-        for cell in cells:
-            if kind := _describe_doubt(cell, has_text=has_text):
-                cells_by_kind.setdefault(kind, []).append(cell.coordinate)
-    notes = []
-    for kind, names in cells_by_kind.items():
-        more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
-        notes.append(f"{source}: {kind}: {', '.join(names[:3])}{more}.")
-    hidden = sum(each.hidden for row_number, each in sheet.row_dimensions.items() if row_number in row_numbers)
-    if hidden:
+    text_columns = {cell.column for cell in cells if cell.data_type == "s"}
+    names_by_kind: dict[str, list[str]] = {}
+    for cell in cells:
+        if kind := _describe_doubt(cell, has_text=cell.column in text_columns):
+            names_by_kind.setdefault(kind, []).append(cell.coordinate)
+    notes = [f"{source}: {kind}: {list_some(names)}." for kind, names in names_by_kind.items()]
+    filled = {cell.row for cell in cells}
+    if hidden := sum(each.hidden for row, each in sheet.row_dimensions.items() if row in filled):
         notes.append(f"{source}: also read {format_count(hidden, 'hidden row')}.")
     return notes
 

@@ -104,11 +104,11 @@ def _build_table(source: Path, table: TableRows) -> TextTable:
 
 def _describe_unnamed_columns(source: Path, header: list[str], rows: list[tuple[int, list[str]]]) -> list[str]:
     """Return a note for each ignored column with contents, except row numbers such as pandas writes."""
+    filled = sorted({index for _, cells in rows for index, text in enumerate(cells[: len(header)]) if text})
     notes = []
-    for index, name in enumerate(header):
-        texts = [cells[index] for _, cells in rows if index < len(cells)]
-        if name or not any(texts) or any(texts == [str(i + start) for i in range(len(texts))] for start in (0, 1)):
-            continue
-        first = next(filter(None, texts))
-        notes.append(f"{source}: column {index + 1} has no name and is ignored. Its first value is {first!r}.")
+    for index in (index for index in filled if not header[index]):
+        texts = [cells[index] if index < len(cells) else "" for _, cells in rows]
+        if not any(texts == [str(i + start) for i in range(len(texts))] for start in (0, 1)):
+            first = next(filter(None, texts))
+            notes.append(f"{source}: column {index + 1} has no name and is ignored. Its first value is {first!r}.")
     return notes

@@ -15,12 +15,11 @@ from pathlib import Path
 from tapfm.cohort.columns import PATIENT_COLUMN_EXAMPLES, find_columns, normalise_column_name
 from tapfm.cohort.slide_search import slide_id_from_name
 from tapfm.cohort.table_files import TextTable
-from tapfm.cohort.table_text import read_csv_rows
+from tapfm.cohort.table_text import list_some, read_csv_rows
 from tapfm.errors import CohortError
 from tapfm.runtime.messages import format_count
 
 _OTHER_FILE = 0  # row number of a problem that is not about a row of the table of slides
-_MAX_NAMED = 3  # ids or patients named in one problem or note
 _CLAM_SPLITS = ("train", "val", "test")
 _CLAM_HINT = "Pass splits_0.csv of CLAM, or the folder that contains splits_0.csv, splits_1.csv, ..."
 
@@ -68,7 +67,7 @@ def join_clini(slide_table: TextTable, clini: TextTable, patient_column: str = "
     notes = [f"Joined {joined_by}: {format_count(len(with_slides), 'patient')}."]
     if without := [patient for patient in by_patient if patient and patient not in with_slides]:
         notes.append(
-            f"Without a slide: {format_count(len(without), 'patient')} of {clini.source}: {_list_some(without)}."
+            f"Without a slide: {format_count(len(without), 'patient')} of {clini.source}: {list_some(without)}."
         )
     return replace(
         slide_table,
@@ -100,8 +99,8 @@ def _differing_entries(
     for patient, entries in by_patient.items():
         differing = [name for name in clini.columns if len({cells[name] for _, cells in entries}) > 1]
         if patient in used and differing:
-            rows = _list_some([str(row) for row, _ in entries])
-            names = _list_some(differing)
+            rows = list_some([str(row) for row, _ in entries])
+            names = list_some(differing)
             text = f"{clini.source}, rows {rows}: patient '{patient}' has different values in {names}"
             problems.append((_OTHER_FILE, text))
     return problems
@@ -123,7 +122,7 @@ def _no_common_patient(
     slide_table: TextTable, slide_patients: str, clini: TextTable, clini_patients: str
 ) -> CohortError:
     examples = [
-        f"'{name}' has {_list_some(list(dict.fromkeys(cells[name] for _, cells in table.records)))}"
+        f"'{name}' has {list_some(list(dict.fromkeys(cells[name] for _, cells in table.records)))}"
         for table, name in ((slide_table, slide_patients), (clini, clini_patients))
     ]
     return CohortError(
@@ -145,9 +144,9 @@ def _read_clam_splits(path: Path) -> _ClamSplits:
     """Read one file of CLAM as the column `split`, or the files of a folder as `fold_0`, `fold_1`, ..."""
     files = _find_split_files(path)
     problems: list[tuple[int, str]] = []
-    by_column = {}
+    by_column: dict[str, dict[str, str]] = {}
     for column, file in files.items():
-        by_column[column] = splits = {}
+        splits = by_column.setdefault(column, {})
         for split, slide_id in _read_split_file(file):
             if splits.setdefault(slide_id, split) != split:
                 problems.append((_OTHER_FILE, f"{file}: slide '{slide_id}' is in {splits[slide_id]} and in {split}"))
@@ -189,10 +188,10 @@ def add_clam_splits(dataset: TextTable, path: Path) -> TextTable:
             if not matches:
                 unknown.append(slide_id)
             elif len(several := sorted({cells[id_column] for cells in matches})) > 1:
-                problems.append((_OTHER_FILE, f"{splits.files[column]}: slide '{slide_id}' is {_list_some(several)}"))
+                problems.append((_OTHER_FILE, f"{splits.files[column]}: slide '{slide_id}' is {list_some(several)}"))
         file = splits.files[column]
         if unknown:
-            text = f"{file}: {format_count(len(unknown), 'slide')} not in {dataset.source}: {_list_some(unknown)}"
+            text = f"{file}: {format_count(len(unknown), 'slide')} not in {dataset.source}: {list_some(unknown)}"
             problems.append((_OTHER_FILE, text))
         counts = Counter(cells[column] for _, cells in records)
         listed = ", ".join(f"{counts[split]:,} {split}" for split in _CLAM_SPLITS)
@@ -241,8 +240,3 @@ def _read_split_file(path: Path) -> list[tuple[str, str]]:
             hint=f"Pass the file without '_descriptor'. {_CLAM_HINT}",
         )
     return [(split, row[split]) for split in header if split for row in named_rows if row[split]]
-
-
-def _list_some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
-    return ", ".join(names[:_MAX_NAMED]) + more

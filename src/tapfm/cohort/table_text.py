@@ -6,6 +6,7 @@ import codecs
 import csv
 import io
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ _BYTE_ORDER_MARKS = (
 )
 _MIN_UTF16_ZEROS = 0.4  # fraction of NUL bytes among all even or all odd bytes, from which a file is UTF-16
 _UTF16_SAMPLE_BYTES = 4096
+_MAX_NAMED = 3  # ids, cells or patients named in one message
 
 
 @dataclass(frozen=True)
@@ -144,3 +146,9 @@ def _not_utf8(source: Path, data: bytes, position: int) -> CohortError:
         f"not UTF-8. In Windows-1252, this cell is {field.strip()!r}.",
         hint="Pass --encoding cp1252 (Windows) or --encoding latin-1, or save the file as UTF-8.",
     )
+
+
+def list_some(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(names[:_MAX_NAMED]) + more
