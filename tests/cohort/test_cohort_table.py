@@ -92,12 +92,13 @@ def test_all_problems_are_in_one_error(slides):
     with pytest.raises(CohortError) as error:
         read_cohort(table(slides, text))
     message = error.value.message
-    assert "has 8 problems" in message
+    assert "has 9 problems" in message
     for problem in (
         "rows 2 and 3: duplicate slide_id '007'",
         "row 6: mpp 'fast' is not",
         "row 7: slide_id 'c/d' cannot be used as a file name",
         "row 8: mpp '-1' is not",
+        "rows 3, 6, 7 and 1 more: ",
         "row 9: 5 fields, but the header has 4 columns",
         "row 10: neither slide_id nor path",
         "row 11: no patient in column 'patient_id'",

@@ -49,7 +49,9 @@ def make_title_rows():
 
 def make_leading_zeros():
     """Patients are numbers, shown with leading zeros by their number format."""
-    rows = [(slide, number, path, label) for (slide, _, path, label), number in zip(ROWS, (7, 7, 8, 9, 10), strict=True)]
+    rows = [
+        (slide, number, path, label) for (slide, _, path, label), number in zip(ROWS, (7, 7, 8, 9, 10), strict=True)
+    ]
     workbook = make_workbook(rows=rows)
     for cell in workbook.active["B"][1:]:
         cell.number_format = "0000"
