@@ -158,3 +158,8 @@ def damage(path, blocks):
         data[offsets[block] : offsets[block] + 64] = bytes(64)
     path.write_bytes(data)
     return path
+
+
+def copy_slide(source, target):
+    """Copy a slide and append the name of the copy, because a cohort must not contain two copies of a file."""
+    target.write_bytes(source.read_bytes() + target.name.encode())

@@ -57,7 +57,9 @@ def create_workspace(folder):
     for i, split in enumerate(SPLITS):
         write_slide(folder / f"{i}.svs", section(448, 448, seed=i, tissue=(0, 0, 1, 1)), tile_px=224, downsamples=(1,))
         write_tiles(folder / "tiles", make_tile_set(i), "trident")
-        lines.append(f"{case_id(i)},{i}.svs,Doe{min(i, 8)},{split},{i % 2},{'' if i in (2, 8) else i // 2 % 2}")
+        lines.append(
+            f"{case_id(i)},{i}.svs,Doe{min(i, 8)},{split},{int(i % 2 or i == 8)},{'' if i in (2, 8) else i // 2 % 2}"
+        )
     (folder / "cohort.csv").write_text("\n".join(lines) + "\n")
     (folder / "run.toml").write_text(CONFIGURATION)
     return folder

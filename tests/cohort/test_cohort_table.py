@@ -2,7 +2,7 @@
 
 import pytest
 
-from tapfm.cohort.cohort_table import read_cohort
+from tapfm.cohort.cohort_table import find_patient_problems, read_cohort
 from tapfm.cohort.slide_search import slide_id_from_name
 from tapfm.cohort.table_options import TableOptions
 from tapfm.errors import CohortError
@@ -90,7 +90,7 @@ def test_all_problems_are_in_one_error(slides):
         "f,slides/deep/TCGA-A1.b2-01Z.ndpi,,NA\n"
     )
     with pytest.raises(CohortError) as error:
-        read_cohort(table(slides, text))
+        read_cohort(table(slides, text), checks=[find_patient_problems])
     message = error.value.message
     assert "has 9 problems" in message
     for problem in (
@@ -98,7 +98,7 @@ def test_all_problems_are_in_one_error(slides):
         "row 6: mpp 'fast' is not",
         "row 7: slide_id 'c/d' cannot be used as a file name",
         "row 8: mpp '-1' is not",
-        "rows 3, 6, 7 and 1 more: ",
+        "rows 6, 7 and 8: b (008.svs), c/d (008.svs), d (008.svs) are the same file",
         "row 9: 5 fields, but the header has 4 columns",
         "row 10: neither slide_id nor path",
         "row 11: no patient in column 'patient_id'",

@@ -16,7 +16,7 @@ import torch
 from cohort_files import read_rows
 from command_line import start_tapfm, wait_for
 from rich.console import Console
-from slide_files import damage, section, write_slide
+from slide_files import copy_slide, damage, section, write_slide
 
 from tapfm.cli.main import main
 from tapfm.cohort.cohort_table import SlideRow, read_cohort
@@ -85,7 +85,9 @@ def make_cohort(tmp_path, slides_folder):
     def make(count=3):
         """Write a cohort table, which repeats the three slides if needed, and tiles; return the paths."""
         shutil.copytree(slides_folder, tmp_path, dirs_exist_ok=True)
-        lines = ["slide_id,path", *(f"case-{i},s{i % 3}.svs" for i in range(count))]
+        for i in range(3, count):
+            copy_slide(tmp_path / f"s{i % 3}.svs", tmp_path / f"s{i}.svs")
+        lines = ["slide_id,path", *(f"case-{i},s{i}.svs" for i in range(count))]
         (tmp_path / "cohort.csv").write_text("\n".join(lines) + "\n")
         for i in range(count):
             write_tiles(tmp_path / "tiles", make_tile_set(f"case-{i}"), "trident")

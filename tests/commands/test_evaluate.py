@@ -9,6 +9,7 @@ import pytest
 from cohort_files import read_rows
 from command_line import tapfm
 from PIL import Image
+from slide_files import section, write_slide
 from training_workspace import case_id, edit_csv, run_train
 
 import tapfm as tapfm_package
@@ -76,7 +77,7 @@ def test_metrics_match_the_predictions(run, evaluated):
     assert predictions == read_predictions(run / "predictions-test.csv")
     found = read_metrics(evaluated)["models"]["model"]["all"]["FGFR3"]["auc"]
     assert found["value"] == compute_scores(predictions, target_kinds(["FGFR3"]), "slide").auc["FGFR3"]
-    assert (found["units"], found["positives"]) == (4, 2)
+    assert (found["units"], found["positives"]) == (4, 3)
     assert f"{found['value']:.3f}" in (evaluated / "metrics.md").read_text()
 
 
@@ -190,8 +191,9 @@ def test_training_slide_moved_to_test_is_rejected(run_in_copy):
 def test_new_test_slide_of_a_training_patient_is_rejected(run_in_copy):
     def add(rows):
         rows[0]["split"] = ""  # otherwise the table itself would be rejected
-        rows.append(rows[9] | {"slide_id": "case-10", "patient_id": "Doe0"})
+        rows.append(rows[9] | {"slide_id": "case-10", "patient_id": "Doe0", "path": "10.svs"})
 
+    write_slide(run_in_copy / "10.svs", section(448, 448, seed=10, tissue=(0, 0, 1, 1)), tile_px=224, downsamples=(1,))
     edit_csv(run_in_copy / "cohort.csv", add)
     shutil.copy(run_in_copy / "tiles/patches/case-09_patches.h5", run_in_copy / "tiles/patches/case-10_patches.h5")
     result = evaluate(run_in_copy / "run", run_in_copy / "evaluation")

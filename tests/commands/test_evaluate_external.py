@@ -10,6 +10,7 @@ import pytest
 import torch
 from cohort_files import read_rows
 from command_line import tapfm
+from slide_files import copy_slide, section, write_slide
 from training_workspace import case_id, edit_csv, make_tile_set
 
 from tapfm.errors import RunError
@@ -85,7 +86,9 @@ def test_all_labelled_slides_are_evaluated(run, workspace, external, tmp_path):
 def test_numeric_column_is_grouped_by_quartile(run, external_copy, tmp_path):
     def add(rows):
         for i in range(6, 10):
-            rows.append(rows[i % 2] | {"slide_id": f"x-{i}", "patient_id": f"Roe{i}", "age": str(50 + i)})
+            copy_slide(external_copy / rows[i % 2]["path"], external_copy / f"x-{i}.svs")
+            new = {"slide_id": f"x-{i}", "path": f"x-{i}.svs", "patient_id": f"Roe{i}", "age": str(50 + i)}
+            rows.append(rows[i % 2] | new)
             write_tiles(external_copy / "tiles", replace(make_tile_set(i % 2), slide_id=f"x-{i}"), "trident")
 
     edit_csv(external_copy / "external.csv", add)
@@ -325,12 +328,12 @@ def test_ensemble_can_be_moved_with_its_members(members, tmp_path):
     assert [path.resolve() for path in found] == [tmp_path / "there" / "0", tmp_path / "there" / "1"]
 
 
-def test_replaced_slide_file_is_predicted_again(run, workspace, external_copy, tmp_path):
-    shutil.copy(workspace / "1.svs", external_copy / "slide.svs")
+def test_replaced_slide_file_is_predicted_again(run, external_copy, tmp_path):
+    write_slide(external_copy / "slide.svs", section(448, 448, seed=21, tissue=(0, 0, 1, 1)), tile_px=224)
     edit_csv(external_copy / "external.csv", lambda rows: rows[0].update(path="slide.svs"))
     assert evaluate(run, tmp_path / "out", *cohort_options(external_copy)).returncode == 0
     before = read_predictions(tmp_path / "out" / "predictions.csv")
-    shutil.copy(workspace / "0.svs", external_copy / "slide.svs")
+    write_slide(external_copy / "slide.svs", section(448, 448, seed=20, tissue=(0, 0, 1, 1)), tile_px=224)
     os.utime(external_copy / "slide.svs", ns=(1, 1))
     result = evaluate(run, tmp_path / "out", *cohort_options(external_copy), "--resume")
     assert result.returncode == 0, result.output

@@ -289,7 +289,7 @@ def test_invalid_cohort_table_is_rejected_before_writing(tmp_path):
         file.write("case-0,s1.svs,,,\nx,absent.svs,,,\n")
     result = tapfm("tile", cohort, "--out", tmp_path / "tiles")
     assert result.returncode == 2
-    assert "row 4: duplicate slide_id 'case-0'" in result.stderr
+    assert "rows 2 and 4: duplicate slide_id 'case-0'" in result.stderr
     assert "row 5:" in result.stderr
     assert "absent.svs does not exist" in result.stderr
     assert not (tmp_path / "tiles").exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cohort_files import make_cohort, read_rows, read_tile_files
 from command_line import PROGRAM, start_tapfm, tapfm, wait_for
-from slide_files import section, write_slide
+from slide_files import copy_slide, section, write_slide
 
 from tapfm.runtime.cohort_job import RESUME_HINT
 from tapfm.runtime.output_folder import lock_folder
@@ -97,8 +97,10 @@ def test_memory_is_constant_over_200_slides(tmp_path):
     for i in range(10):
         write_slide(folder / f"s{i}.svs", section(700, 700, seed=i), downsamples=(1,))
     peaks = {}
+    for i in range(10, 200):
+        copy_slide(folder / f"s{i % 10}.svs", folder / f"s{i}.svs")
     for count in (20, 200):
-        lines = ["slide_id,path", *(f"case-{i},s{i % 10}.svs" for i in range(count))]
+        lines = ["slide_id,path", *(f"case-{i},s{i}.svs" for i in range(count))]
         (folder / "cohort.csv").write_text("\n".join(lines))
         process = subprocess.Popen(
             [*PROGRAM, "tile", folder / "cohort.csv", "--out", tmp_path / f"t{count}", "--workers", "2"],

@@ -171,7 +171,8 @@ def test_suggested_commands_are_quoted_for_the_shell(workspace, tmp_path):
     assert shlex.split(export)[2:] == [str(folder / "run (1)"), "--out", "exported/run (1)"]
     assert export in (folder / "run (1)" / "summary.md").read_text()
     result = tapfm("config", "--encoder", "tapfm-pocket", "--out", folder / "r.toml")
-    assert shlex.split(re.findall(r"Next: (.*)", result.output)[0])[2] == str(folder / "r.toml")
+    (train,) = re.findall(r"^  (tapfm train .*)$", result.output, re.MULTILINE)
+    assert shlex.split(train)[2] == str(folder / "r.toml")
 
 
 def test_output_folders_of_other_commands_are_rejected(workspace_copy):
@@ -243,9 +244,12 @@ def test_command_for_missing_features_names_tiles_and_slides(workspace_copy):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda rows: rows[9].update(split="train"), "Doe8: train has case-09; test has case-08"),
+        (
+            lambda rows: rows[9].update(split="train"),
+            "(column split): train has case-09; test has case-08",
+        ),
         (lambda rows: [row.update(FGFR3="0") for row in rows[:4]], "FGFR3: 0 positive and 4 negative slides"),
-        (lambda rows: rows[1].update(FGFR3="mutated"), "FGFR3 has 'mutated' (case-01)"),
+        (lambda rows: rows[1].update(FGFR3="mutated"), "row 3: FGFR3 is 'mutated'"),
         (lambda rows: [row.update(split="") for row in rows], "tapfm split"),
         (lambda rows: rows[1].update(path="absent.svs"), "absent.svs"),
     ],

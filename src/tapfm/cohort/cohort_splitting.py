@@ -129,13 +129,23 @@ def split_cohort(
 
 
 def write_split_table(
-    result: CohortSplit, out: Path, targets: Sequence[str], *, layout: str, force: bool
+    result: CohortSplit,
+    out: Path,
+    labels: Mapping[str, Sequence[str]],
+    *,
+    classes: Mapping[str, Sequence[str]],
+    layout: str,
+    force: bool,
 ) -> list[Path]:
-    """Write the cohort table with its new splits, or the files of another tool's layout. Returns the paths."""
+    """Write the cohort table with its new splits, or the files of another tool's layout. Returns the paths.
+
+    labels: text of each row's label by target, empty if missing. classes: texts of both classes by target.
+    """
     if layout == "tapfm":
         files = {out: _format_split_table(result.cohort, result.splits, out)}
     else:
-        contents = format_split_layout(layout, _list_split_slides(result, out), targets, out.name)
+        slides = _list_split_slides(result, labels, out)
+        contents = format_split_layout(layout, slides, list(labels), out.name, classes)
         files = {out / name: content for name, content in contents.items()}
         if existing := [path for path in files if path.exists() and not force]:
             raise InputError(
@@ -150,17 +160,17 @@ def write_split_table(
     return list(files)
 
 
-def _list_split_slides(result: CohortSplit, out: Path) -> list[SplitSlide]:
+def _list_split_slides(result: CohortSplit, labels: Mapping[str, Sequence[str]], out: Path) -> list[SplitSlide]:
     """Return the slides as the layouts of other tools need them. Paths are relative to the folder `out`."""
     return [
         SplitSlide(
             row.slide_id,
             "" if row.missing else _relative_path(row.path, out.absolute()),
             row.patient_id,
-            row.labels,
+            {target: texts[index] for target, texts in labels.items()},
             {column: splits[row.slide_id] for column, splits in result.splits.items()},
         )
-        for row in result.cohort.rows
+        for index, row in enumerate(result.cohort.rows)
     ]
 
 

@@ -56,6 +56,7 @@ class SlideRow:
     folds: Mapping[str, str] = field(default_factory=dict)  # text of the columns fold_0, fold_1, ...
     row: int = 0  # number in the table; the header is row 1
     missing: str = ""  # why there is no slide file; empty if there is one
+    has_patient: bool = True  # False: the table names no patient, and patient_id is the slide_id
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Cohort:
     patient_column: str = ""  # empty: every slide counts as its own patient
     notes: tuple[str, ...] = ()  # choices made when reading
     patient_warnings: tuple[str, ...] = ()  # for commands that split or evaluate
+    patient_problems: tuple[TableProblem, ...] = ()  # errors of commands that split or evaluate
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -116,6 +118,11 @@ class Cohort:
 
 
 Check = Callable[[Cohort], Iterable[TableProblem]]
+
+
+def find_patient_problems(cohort: Cohort) -> Sequence[TableProblem]:
+    """Return the problems of the patients; a check of commands that split or evaluate."""
+    return cohort.patient_problems
 
 
 def read_cohort(source: Path, options: TableOptions = DEFAULT_TABLE_OPTIONS, *, checks: Sequence[Check] = ()) -> Cohort:
@@ -204,7 +211,7 @@ def _parse_table(table: TextTable, options: TableOptions) -> tuple[Cohort, list[
             hint="The first row must contain the column names. Rename the column with the file names or ids of the "
             f"slides; recognised names: {SLIDE_COLUMN_EXAMPLES}",
         )
-    problems = [TableProblem(text, (row,)) for row, text in table.problems] + list(columns.problems)
+    problems = [TableProblem(text, (row,) if row else ()) for row, text in table.problems] + list(columns.problems)
     empty = Cohort((), columns.layout, columns.labels, source, options, table.columns)
     finder = SlideFinder(options.slides or source.parent, explicit=options.slides is not None)
     rows = [
@@ -214,14 +221,14 @@ def _parse_table(table: TextTable, options: TableOptions) -> tuple[Cohort, list[
         problems.append(TableProblem("no rows below the header"))
     problems += _find_repeated_slides(rows)
     rows = list({row.slide_id: row for row in reversed(rows)}.values())[::-1]
-    patients, patient_problems = _find_patient_problems(rows, columns, options, table.columns)
-    problems += patient_problems
+    patients, patient_problems = _check_patients(rows, columns, options, table.columns)
     cohort = replace(
         empty,
         rows=tuple(rows),
         patient_column=columns.by_role.get("patient_id", ""),
         notes=(*table.notes, *columns.notes),
         patient_warnings=patients,
+        patient_problems=(*columns.patient_problems, *patient_problems),
     )
     return cohort, problems
 
@@ -249,22 +256,34 @@ def _find_repeated_slides(rows: Sequence[SlideRow]) -> list[TableProblem]:
     return problems
 
 
-def _find_patient_problems(
+def _check_patients(
     rows: Sequence[SlideRow], columns: TableColumns, options: TableOptions, all_columns: Sequence[str]
 ) -> tuple[tuple[str, ...], list[TableProblem]]:
     """Return warnings about patients for commands that split or evaluate, and problems."""
     column = columns.by_role.get("patient_id", "")
     patients = {row.slide_id: row.patient_id for row in rows}
+    problems = [
+        TableProblem(
+            f"no patient in column '{column}'",
+            (row.row,),
+            "Write the patient of every slide; for a patient with one slide, any id that no other patient has.",
+        )
+        for row in rows
+        if column and not row.has_patient
+    ]
+    problems += [
+        _spreadsheet_error(row.row, columns, "patient_id", row.patient_id) for row in rows if _is_error(row.patient_id)
+    ]
     if options.slides_are_patients:
         shared = [patient for patient, count in Counter(patients.values()).items() if count > 1]
         if column and shared:
-            return (), [
+            problems += [
                 TableProblem(
                     f"{len(shared):,} patients in column '{column}' have several slides, for example {shared[0]}",
                     hint="Omit --slides-are-patients.",
                 )
             ]
-        return (), []
+        return (), problems
     warnings = []
     own_patients = not column or all(slide_id == patient for slide_id, patient in patients.items())
     if own_patients:
@@ -280,7 +299,17 @@ def _find_patient_problems(
         warnings.append(describe_shared_ids(kind, groups) + _NOT_MERGED)
     elif similar := find_similar_patients(patients.values()):
         warnings.append(describe_similar_patients(similar) + _NOT_MERGED)
-    return tuple(warnings), []
+    return tuple(warnings), problems
+
+
+def _is_error(text: str) -> bool:
+    """Return whether a cell has an error of a spreadsheet, such as #REF! or #NAME?, in any language."""
+    return re.fullmatch(r"#[A-ZÄÖÜ/0-9]+[!?]", text) is not None
+
+
+def _spreadsheet_error(number: int, columns: TableColumns, role: str, text: str) -> TableProblem:
+    problem = f"'{text}' in column '{columns.by_role[role]}' is an error of a spreadsheet"
+    return TableProblem(problem, (number,), "Correct the formula of this cell.")
 
 
 _NOT_MERGED = " They are not merged: check the patients."
@@ -314,19 +343,10 @@ def _parse_row(
     if mpp is None and not cohort.is_missing(text):
         problem = f"mpp '{text}' is not a positive number of microns per pixel, such as 0.25"
         problems.append(TableProblem(problem, (number,), "Leave mpp empty to use the scale of the slide file."))
-    patient_id = "" if cohort.is_missing(given.get("patient_id", "")) else given["patient_id"]
-    if "patient_id" in given and not patient_id:
-        problems.append(
-            TableProblem(
-                f"no patient in column '{columns.by_role['patient_id']}'",
-                (number,),
-                "Write the patient of every slide; for a patient with one slide, any id that no other patient has.",
-            )
-        )
-    for role in (*_SLIDE_ROLES, "patient_id"):
-        if re.fullmatch(r"#[A-ZÄÖÜ/0-9]+[!?]", given.get(role, "")):
-            problem = f"'{given[role]}' in column '{columns.by_role[role]}' is an error of a spreadsheet"
-            problems.append(TableProblem(problem, (number,), "Correct the formula of this cell."))
+    patient_id = given.get("patient_id", "")
+    if "patient_id" in given and cohort.is_missing(patient_id):
+        patient_id = ""
+    problems += [_spreadsheet_error(number, columns, role, text) for role, text in slides.items() if _is_error(text)]
     path, missing, problem = find_slide_path(number, slides.get("path", ""), slide_name, cohort_folder(cohort), finder)
     if problem:
         problems.append(TableProblem(problem, (number,)))
@@ -335,6 +355,7 @@ def _parse_row(
         slide_id=slide_id,
         path=path,
         patient_id=patient_id or slide_id,
+        has_patient=bool(patient_id),
         mpp=mpp,
         split=None if cohort.is_missing(split) else split,
         cohort=given.get("cohort") or None,

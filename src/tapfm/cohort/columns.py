@@ -65,6 +65,7 @@ class TableColumns:
     layout: str
     notes: tuple[str, ...] = ()  # choices between several columns
     problems: tuple[TableProblem, ...] = ()
+    patient_problems: tuple[TableProblem, ...] = ()  # of the choice of the column of patients
 
 
 def find_columns(
@@ -115,7 +116,8 @@ def find_columns(
         folds,
         next((layout for layout, required in _LAYOUTS.items() if normalised.issuperset(required)), "table"),
         tuple(notes + patient_notes),
-        tuple(problems + patient_problems),
+        tuple(problems),
+        tuple(patient_problems),
     )
 
 

@@ -47,8 +47,8 @@ def format_starter_config(
 ) -> tuple[str, LabelledCohort | None]:
     """Return a RUN.toml to start from, with a comment for each setting, and the cohort that was read for it.
 
-    Without a cohort, `targets` and placeholders are written. Paths are written relative to `folder`, the folder of the new file;
-    None: the current folder.
+    Without a cohort, `targets` and placeholders are written. Paths are written relative to `folder`, the folder of the
+    new file; None: the current folder.
     """
     cohort_section: dict[str, Any] = {"table": _relative_path(Path("cohort.csv"), folder)}
     task_section: dict[str, Any] = {"targets": list(targets) or ["FGFR3"]}

@@ -64,7 +64,17 @@ def list_demo_steps(size: DemoSize, folder: DemoFolder) -> list[Step]:
         step(
             "split",
             "Split by patient (--force replaces the split of the synthetic cohort table)",
-            *("split", cohort, "--fractions", *map(str, FRACTIONS), "--force", "--out", folder.split),
+            *(
+                "split",
+                cohort,
+                "--target",
+                TARGET,
+                "--fractions",
+                *map(str, FRACTIONS),
+                "--force",
+                "--out",
+                folder.split,
+            ),
             expected_outputs=(folder.split,),
             summary_line_prefixes=("split", "train", "val", "test"),
         ),

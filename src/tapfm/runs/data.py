@@ -189,7 +189,9 @@ def _check_failures_allowed(config: RunConfig, data: RunData) -> None:
     if len(data.failed) <= config.machine.allow_failures and data.slides:
         return
     fixed = config.adaptation.method == "fixed"
-    what, folder = ("features", config.tiles.features) if fixed else ("slide file or tiles", config.tiles.folder)
+    what, folder = ("features", config.tiles.features) if fixed else ("tiles", config.tiles.folder)
+    if data.missing_files:
+        what = "slide file or tiles"
     total = len(data.failed) + len(data.slides)
     listed = [f"{slide_id}: {reason}" for slide_id, reason in list(data.failed.items())[:_MAX_LISTED]]
     if len(data.failed) > _MAX_LISTED:

@@ -179,7 +179,7 @@ def _find_kind(
     if not texts:
         kind = BinaryTarget()
         unusable = {value: rows for value, rows in values.items() if value not in _NUMBERS}
-        return kind, _unusable_labels(target, values, unusable, "0, 1")
+        return kind, _unusable_labels(cohort, target, unusable, ["0", "1"])
     positive = list(dict.fromkeys(texts["positive"]))
     negative = list(dict.fromkeys(texts.get("negative", ())))
     others = {value: rows for value, rows in values.items() if value not in map(normalise_label, positive)}
@@ -202,7 +202,7 @@ def _find_kind(
             ]
         negative = [_text(target, next(iter(others.values())))]
     unusable = {value: rows for value, rows in others.items() if value not in map(normalise_label, negative)}
-    problems += _unusable_labels(target, values, unusable, ", ".join([*positive, *negative]))
+    problems += _unusable_labels(cohort, target, unusable, [*positive, *negative])
     if not any(normalise_label(text) in values for text in positive):
         problems.append(
             TableProblem(
@@ -214,28 +214,23 @@ def _find_kind(
 
 
 def _unusable_labels(
-    target: str,
-    values: Mapping[str, Sequence[SlideRow]],
-    unusable: Mapping[str, Sequence[SlideRow]],
-    valid: str,
+    cohort: Cohort, target: str, unusable: Mapping[str, Sequence[SlideRow]], valid: Sequence[str]
 ) -> list[TableProblem]:
     """Return a problem for each value of a target that is not a label."""
-    example = next(iter(unusable.values()), [])
-    hint = ""
-    if example:
-        text = _text(target, example)
-        negative = format_command_option("--negative", f"{target}={text}")
-        or_negative = f"; if it is a negative class, {negative}" if not valid.startswith("0, 1") else ""
-        option = format_command_option("--positive", f"{target}={text}")
-        hint = (
-            f"{target}: name the positive class, for example {option}"
-            if len(unusable) == len(values)
-            else f"{target}: write {valid}, or leave the cell empty if the label is unknown. If '{_shorten(text)}' means "
-            f"that, pass {format_command_option('--missing', text)}{or_negative}"
-        )
+    if not unusable:
+        return []
+    classes = _example_of_classes(cohort, [target])
+    if classes and len(unusable) == len(_group_by_value(cohort, target)):
+        hint = f"{target}: name the classes, for example {classes}"
+    else:
+        text = _text(target, next(iter(unusable.values())))
+        hint = f"{target}: write {', '.join(valid)}, or leave the cell empty if the label is unknown. "
+        hint += f"If '{_shorten(text)}' means unknown: {format_command_option('--missing', text)}"
+        if {*valid} != _NUMBERS:
+            hint += f"; if it is negative: {format_command_option('--negative', f'{target}={text}')}"
     return [
         TableProblem(
-            f"{target} is '{_shorten(_text(target, rows))}', which is not {valid} or a missing value",
+            f"{target} is '{_shorten(_text(target, rows))}', which is not {', '.join(valid)} or a missing value",
             tuple(row.row for row in rows),
             hint,
         )

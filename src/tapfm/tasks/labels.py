@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tapfm.cohort.cohort_table import Check, Cohort, SlideRow, read_cohort
+from tapfm.cohort.cohort_table import Check, Cohort, SlideRow, find_patient_problems, read_cohort
 from tapfm.cohort.columns import list_columns
 from tapfm.cohort.splits import TRAIN
 from tapfm.cohort.table_options import TableOptions
@@ -79,7 +79,7 @@ def read_labelled_cohort(
         if unit == "patient" and not problems:
             yield from _contradiction_problems(_add_labels(cohort, targets))
 
-    cohort = read_cohort(source, options, checks=[find_label_problems, *checks])
+    cohort = read_cohort(source, options, checks=[find_patient_problems, find_label_problems, *checks])
     targets, _ = find_target_kinds(cohort, request)
     return replace(_add_labels(cohort, targets), is_chosen=not request.targets)
 

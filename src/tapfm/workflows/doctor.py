@@ -24,7 +24,7 @@ _GIB = 2**30
 _REQUIRED_PACKAGES = (
     *("torch", "timm", "safetensors", "huggingface_hub", "typer", "rich", "numpy", "openslide-python", "tifffile"),
     *("imagecodecs", "pillow", "opencv-python-headless", "h5py", "pydantic", "matplotlib", "tensorboard", "pyarrow"),
-    *("jinja2", "fastapi", "uvicorn", "scipy", "scikit-learn"),
+    *("jinja2", "fastapi", "uvicorn", "scipy", "scikit-learn", "openpyxl"),
 )
 _NO_GPU_ADVICE = "Use small encoders; adapting a large encoder needs an NVIDIA GPU."
 _HUB, _TOKEN = "Hugging Face Hub", "Hugging Face token"

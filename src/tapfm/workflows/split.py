@@ -159,7 +159,7 @@ def split(options: SplitOptions, console: Console) -> SplitResult:
         split_cohort,
         write_split_table,
     )
-    from tapfm.cohort.cohort_table import read_cohort
+    from tapfm.cohort.cohort_table import find_patient_problems, read_cohort
     from tapfm.cohort.split_layouts import LAYOUTS
     from tapfm.tasks.labels import LabelledCohort, check_training_labels, patient_strata, read_labelled_cohort
 
@@ -169,7 +169,8 @@ def split(options: SplitOptions, console: Console) -> SplitResult:
     table_options = read_table_options(options)
     checks = [partial(find_existing_splits, for_folds=options.folds is not None, force=options.force)]
     if options.no_stratify:
-        labelled = LabelledCohort(read_cohort(options.table, table_options, checks=checks), {}, {})
+        cohort = read_cohort(options.table, table_options, checks=[find_patient_problems, *checks])
+        labelled = LabelledCohort(cohort, {}, {})
     else:
         labelled = read_labelled_cohort(
             options.table,
@@ -191,7 +192,14 @@ def split(options: SplitOptions, console: Console) -> SplitResult:
     )
     for column, split_of_slide in cohort_split.splits.items():
         check_training_labels(cohort, split_of_slide, labels, targets, column)
-    files = write_split_table(cohort_split, options.out, list(targets), layout=options.layout, force=options.force)
+    files = write_split_table(
+        cohort_split,
+        options.out,
+        {target: [kind.format_label(label) for label in labels[target]] for target, kind in targets.items()},
+        classes={target: [kind.format_label(label) for label in (0, 1)] for target, kind in targets.items()},
+        layout=options.layout,
+        force=options.force,
+    )
     return SplitResult(options, tuple(files), cohort_split, targets, labels)
 
 
