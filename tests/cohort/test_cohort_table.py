@@ -100,7 +100,7 @@ def test_all_problems_are_in_one_error(slides):
         "row 8: mpp '-1' is not",
         "rows 6, 7 and 8: b (008.svs), c/d (008.svs), d (008.svs) are the same file",
         "row 9: 5 fields, but the header has 4 columns",
-        "row 10: neither slide_id nor path",
+        "row 10: no slide in column 'slide_id' and 'path'",
         "row 11: no patient in column 'patient_id'",
         "row 5: ",
     ):

@@ -7,7 +7,6 @@ accepted    split -> the `config` command that it prints -> train (method fixed,
 refused     each command ends with exit code 2 and one error with all expected texts, and writes nothing.
 """
 
-import contextlib
 import shlex
 import shutil
 import tomllib
@@ -22,14 +21,17 @@ from command_line import tapfm
 from excel_tables import WORKBOOKS
 from slide_files import section, write_slide
 
-from tapfm.cohort.cohort_table import read_cohort
+from tapfm.cohort.splits import fold_names, read_splits
 from tapfm.cohort.table_options import MISSING_VALUES
+from tapfm.config.loading import load_config
 from tapfm.config.text import format_toml
+from tapfm.tasks.label_columns import TargetRequest
+from tapfm.tasks.labels import read_labelled_cohort
 
 FOLDER = Path(__file__).parent
 CASES = tomllib.loads((FOLDER / "expectations.toml").read_text("utf-8"))
 COMMANDS = ("split", "tile", "config", "train")
-TILE_OPTIONS = ("--slides", "--encoding", "--patient-column", "--missing", "--slides-are-patients")
+TILE_OPTIONS = ("--slides", "--encoding", "--missing")
 FEATURE_SIZE = 8
 SLIDES = 12  # different slide files
 # settings of [cohort] in RUN.toml, by option
@@ -67,8 +69,10 @@ def make_case(tmp_path, monkeypatch, slides):
             Path(name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(slides[i], name)
         for copy, name in case.get("copies", {}).items():
+            Path(copy).parent.mkdir(exist_ok=True)
             shutil.copy(name, copy)
         for link, name in case.get("links", {}).items():
+            Path(link).parent.mkdir(exist_ok=True)
             Path(link).symlink_to(name)
         return case
 
@@ -150,19 +154,6 @@ def list_files():
     return sorted(str(path) for path in Path().rglob("*"))
 
 
-def check_texts(texts, output):
-    for text in texts:
-        assert text in output, f"not printed: {text}\n{output}"
-
-
-def read_splits_by_patient(rows, columns):
-    return {column: {(row.patient_id, split_of(row, column)) for row in rows} for column in columns}
-
-
-def split_of(row, column):
-    return row.split if column == "split" else row.folds[column]
-
-
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if "refused" in case])
 def test_refused_table(name, make_case):
     case = make_case(CASES[name])
@@ -180,42 +171,76 @@ def test_refused_table(name, make_case):
         result = by_command[command]()
         assert result.returncode == 2, f"{command}: {result.output}"
         assert result.stdout == ""
-        check_texts(case["refused"], result.stderr)
+        for text in case["refused"]:
+            assert text in result.stderr, f"{command}: {result.stderr}"
         assert list_files() == before, command
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if "refused" not in case])
 def test_accepted_table(name, make_case):
     case = make_case(CASES[name])
-    slide_ids = [slide_id for slides in case["patients"].values() for slide_id in slides]
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree("features")
-    write_features(slide_ids)
-    split = run("split", *table_arguments(case, "split"), "--out", "split.csv")
-    if "splits" in case:
+    patients = case["patients"]
+    if patients == "slides":
+        patients = {slide_id: [slide_id] for slide_id in (Path(name).stem for name in case["slide_files"])}
+    patient_by_slide = {slide_id: patient for patient, slides in patients.items() for slide_id in slides}
+    write_features(patient_by_slide)
+    folds = ["--folds", 3] if "folds" in case else []
+    split = run("split", *table_arguments(case, "split"), "--out", "split.csv", *folds)
+    if has_splits := "splits" in case:
         assert split.returncode == 2
-        check_texts(["the table already has valid"], split.stderr)
-        config_arguments = ["config", *table_arguments(case, "config"), "--out", "run.toml"]
+        assert "the table already has valid" in split.stderr
+        assert not Path("split.csv").exists()
+        arguments = ["config", *table_arguments(case, "config"), "--out", "run.toml"]
     else:
         assert split.returncode == 0, split.output
-        check_texts(case.get("says", []), split.stderr)
-        config_arguments = find_next_command(split.output, "config")
-    config = run(*config_arguments, "--encoder", "tapfm-pocket", "--method", "fixed", "--features", "features")
+        arguments = find_next_command(split.output, "config")
+    config = run(*arguments, "--encoder", "tapfm-pocket", "--method", "fixed", "--features", "features")
     assert config.returncode == 0, config.output
-    if "splits" in case:
-        check_texts(case.get("says", []), config.stderr)
+    output = config.stderr if has_splits else split.stderr
+    for text in case.get("says", []):
+        assert text in output, output
+    for text in case.get("says_not", []):
+        assert text not in output + config.stderr, output
+    check_cohort(case, patient_by_slide)
     train = run("train", "run.toml", "--out", "run", "--set", "schedule.epochs=1", "--workers", 0, "--device", "cpu")
     assert train.returncode == 0, train.output
-    check_cohort(case, config.stderr)
-    check_tiles(case, slide_ids)
+    for row in read_rows(Path("run/split.csv")):
+        assert row["patient_id"] == patient_by_slide[row["slide_id"]]
+    check_tiles(case, patient_by_slide)
 
 
-def check_cohort(case, output):
-    """Compare the slides that were trained on with the expected patients, labels and splits."""
-    settings = tomllib.loads(Path("run.toml").read_text("utf-8"))
-    trained = read_rows(Path("run/split.csv"))
-    expected = {slide_id: patient for patient, slides in case["patients"].items() for slide_id in slides}
-    assert set(settings["task"]["targets"]) == set(case["labels"])
-    for target, text in case["labels"].items():
-        counts = dict(reversed(each.split(" ")) for each in text.split(", "))
-        assert f"Target {target}: {counts['positive']} " in output, output
+def check_cohort(case, patient_by_slide):
+    """Compare the table that RUN.toml names with the expected patients, labels and splits."""
+    config = load_config(Path("run.toml"))
+    request = TargetRequest(tuple(config.task.targets), config.class_texts)
+    labelled = read_labelled_cohort(config.cohort.table, config.cohort.table_options, request)
+    assert {row.slide_id: row.patient_id for row in labelled.cohort.rows} == patient_by_slide
+    assert {row.slide_id for row in labelled.cohort.rows if row.missing} == set(case.get("missing", []))
+    found = {}
+    for target, kind in labelled.targets.items():
+        (negative, positive), labels = kind.class_names, labelled.labels[target]
+        found[target] = f"{labels.count(1)} {positive}, {labels.count(0)} {negative}, {labels.count(None)} missing"
+    assert found == case["labels"]
+    columns = {None} if any(row.split for row in labelled.cohort.rows) else set()
+    columns |= {int(name.removeprefix("fold_")) for name in fold_names(labelled.cohort)}
+    assert columns
+    for fold in columns:
+        splits = read_splits(labelled.cohort, fold)
+        splits_by_patient = defaultdict(set)
+        for row in labelled.cohort.rows:
+            if row.slide_id in splits:
+                splits_by_patient[row.patient_id].add(splits[row.slide_id])
+        assert {len(each) for each in splits_by_patient.values()} == {1}
+    if "splits" in case:
+        assert dict(Counter(read_splits(labelled.cohort, config.cohort.fold).values())) == case["splits"]
+
+
+def check_tiles(case, slide_ids):
+    """Tile the slides of the original table; those without a file fail, and only they."""
+    result = run("tile", *table_arguments(case, "tile"), "--out", "tiles", "--workers", 0)
+    missing = case.get("missing", [])
+    assert result.returncode == (3 if missing else 0), result.output
+    assert [row["slide_id"] for row in read_rows(Path("tiles/failures.csv"))] == missing
+    records = read_rows(Path("tiles/summary.csv"))
+    assert {row["slide_id"] for row in records} == set(slide_ids)
+    assert all(int(row["tiles"]) == 4 for row in records if row["slide_id"] not in missing)

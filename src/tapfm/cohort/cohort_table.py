@@ -35,6 +35,7 @@ from tapfm.cohort.table_layouts import add_clam_splits, join_clini
 from tapfm.cohort.table_options import DEFAULT_TABLE_OPTIONS, TableOptions
 from tapfm.cohort.table_problems import TableProblem, raise_problems
 from tapfm.errors import CohortError
+from tapfm.runtime.messages import format_count
 from tapfm.slides.opening import SLIDE_SUFFIXES, find_slides
 from tapfm.slides.readers.parsing import parse_positive_number
 
@@ -279,7 +280,8 @@ def _check_patients(
         if column and shared:
             problems += [
                 TableProblem(
-                    f"{len(shared):,} patients in column '{column}' have several slides, for example {shared[0]}",
+                    f"{format_count(len(shared), 'patient')} in column '{column}' "
+                    f"{'has' if len(shared) == 1 else 'have'} several slides, such as {shared[0]}",
                     hint="Omit --slides-are-patients.",
                 )
             ]
