@@ -244,3 +244,21 @@ def check_tiles(case, slide_ids):
     records = read_rows(Path("tiles/summary.csv"))
     assert {row["slide_id"] for row in records} == set(slide_ids)
     assert all(int(row["tiles"]) == 4 for row in records if row["slide_id"] not in missing)
+
+
+def test_table_with_1000_rows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"s{i},patient {i // 3},s{i}.svs,{'MUT' if i // 3 % 4 == 0 else 'WT'}" for i in range(1000)]
+    Path("cohort.csv").write_text("\n".join(["slide_id,patient_id,path,EGFR", *rows]) + "\n")
+    split = run("split", "cohort.csv", "--positive", "EGFR=MUT", "--out", "split.csv")
+    assert split.returncode == 0, split.output
+    assert "1,000 of 1,000 slide files were not found" in split.stderr
+    config = run(*find_next_command(split.output, "config"), "--encoder", "tapfm-pocket")
+    assert config.returncode == 0, config.output
+    splits = defaultdict(set)
+    for row in read_rows(Path("split.csv")):
+        splits[row["patient_id"]].add(row["split"])
+    assert {len(each) for each in splits.values()} == {1}
+    tile = run("tile", "split.csv", "--out", "tiles", "--workers", 0)
+    assert tile.returncode == 3
+    assert len(read_rows(Path("tiles/failures.csv"))) == 1000

@@ -103,6 +103,10 @@ def find_columns(
     chosen, patient_notes, patient_problems = _choose_patient_column(
         columns, records, candidates["patient_id"], patient_column
     )
+    if others := [role for role, name in by_role.items() if name == chosen and role != "slide_id"]:
+        patient_problems.append(_column_with_two_meanings(chosen, _describe_role(others[0])))
+    elif parse_fold_column(chosen):
+        patient_problems.append(_column_with_two_meanings(chosen, "a fold"))
     if chosen:
         by_role["patient_id"] = chosen
     folds = {fold: name for name in columns if (fold := parse_fold_column(name))}
@@ -122,7 +126,15 @@ def find_columns(
 
 
 def _describe_role(role: str) -> str:
-    return {"slide_id": "slide ids", "path": "slide files", "split": "the splits"}.get(role, role)
+    names = {"slide_id": "slide ids", "path": "slide files", "split": "the splits", "cohort": "the cohort"}
+    return names.get(role, role)
+
+
+def _column_with_two_meanings(name: str, other: str) -> TableProblem:
+    return TableProblem(
+        f"the column '{name}' cannot contain the patients (--patient-column), because its name means {other}",
+        hint="Rename the column in the table, for example to patient_id.",
+    )
 
 
 def _quote(names: Sequence[str]) -> str:
