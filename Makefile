@@ -6,9 +6,11 @@ READY  := $(VENV)/.ready
 BIN    := $(VENV)/bin
 # the viewer's pages; built if npm is installed
 PAGES  := src/tapfm/viewer/static/index.html
+# where make wheel writes
+DIST   ?= dist
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint typecheck bench docs
+.PHONY: help setup demo test lint typecheck bench docs wheel
 
 help:  ## list these targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,7 +25,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 $(PAGES): $(wildcard frontend/src/*) frontend/build.mjs frontend/package.json frontend/package-lock.json
-	@if ! command -v npm >/dev/null; then echo "npm was not found; skipping the pages of tapfm view. Install Node.js to build them."; \
+	@if ! command -v npm >/dev/null; then echo "npm was not found; skipping the pages of tapfm view. To build them, install Node.js 18 or newer, which includes npm (https://nodejs.org)."; \
 	elif npm --prefix frontend ci --ignore-scripts --loglevel=error >/dev/null && npm --prefix frontend run --silent build; \
 	then echo "built the pages of tapfm view"; \
 	else echo "npm could not build the pages of tapfm view; skipping them. To see the error: npm --prefix frontend ci && npm --prefix frontend run build"; fi
@@ -60,3 +62,8 @@ docs: $(READY)  ## generate the reference pages from the code, and build the doc
 	@# NO_MKDOCS_2_WARNING disables the notice about mkdocs 2, which constraints.txt does not install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "built the docs: site/index.html"
+
+wheel: $(READY) $(PAGES)  ## build a release wheel in dist/; it contains the pages of tapfm view, so this needs npm
+	@$(MAKE) --no-print-directory --question $(PAGES) \
+		|| { echo "There is no release wheel without the current pages of tapfm view, which could not be built (see above)."; exit 2; }
+	$(BIN)/python tools/build_wheel.py --out '$(DIST)'

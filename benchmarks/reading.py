@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 
 import tapfm
 from tapfm.slides.readers.openslide import OpenSlideSlide
-from tapfm.slides.readers.tiff import TiffSlide
+from tapfm.slides.readers.tiff import open_tiff
 from tapfm.slides.region_reading import read_tile
 from tapfm.slides.slide import CACHE_BYTES, Box, Level, Pixels, SlideMetadata
 
@@ -97,7 +97,7 @@ def list_readers() -> dict[str, Callable[[Path, int], Reader]]:
     readers: dict[str, Callable[[Path, int], Reader]] = {"OpenSlide": PlainOpenSlide}
     if tiffslide is not None:
         readers["tiffslide"] = Tiffslide
-    return readers | {"tapfm": TiffSlide}
+    return readers | {"tapfm": open_tiff}
 
 
 @dataclass
@@ -173,7 +173,7 @@ def tiles_per_second(slide: Reader, positions: list[tuple[int, int]], side_px0: 
 
 def measure(path: Path, side_px0: int, order: str, rounds: int, name: str = "", cache_bytes: int = CACHE_BYTES) -> Row:
     """Measure all readers in turns, each with a newly opened slide."""
-    with closing(TiffSlide(path)) as opened:
+    with closing(open_tiff(path)) as opened:
         size_px0 = (opened.metadata.width_px0, opened.metadata.height_px0)
     positions = list_positions(side_px0, order, 2000, size_px0)
     speeds: dict[str, list[float]] = {}

@@ -55,7 +55,7 @@ class FakeHub:
         if path == "/api/whoami-v2":
             return (200, {}, json.dumps({"name": "lab"}).encode()) if token == TOKEN else (401, {}, b"")
         repository = "/".join(path.removeprefix("/api/models").strip("/").split("/")[:2])
-        if path == f"/lab/open/resolve/{COMMIT}/model.safetensors":
+        if path in (f"/lab/open/resolve/{each}/model.safetensors" for each in (COMMIT, "main")):
             return file_response(self.weights)
         if repository in self.private and token == TOKEN:
             files, name = self.pushed[repository], path.rpartition("/")[2]

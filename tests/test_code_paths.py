@@ -19,7 +19,7 @@ import tapfm as package
 from tapfm.aggregators.cls_attention import ClsAttention
 from tapfm.encoders.vit import VitEncoder
 from tapfm.prediction.folder import PredictedSlide
-from tapfm.slides.readers.tiff import TiffSlide
+from tapfm.slides.readers.segments import SegmentedSlide
 from tapfm.tiles import cohort_tiling
 
 ROOT = Path(package.__file__).parent
@@ -97,7 +97,7 @@ def test_predict_calls_the_listed_modules(trained, tmp_path, monkeypatch):
     recorder, modules = CallRecorder(monkeypatch), read_module_list("From a slide file to a prediction")
     monkeypatch.setattr(cohort_tiling, "process_slides", run_without_workers)
     for owner, name in (
-        (TiffSlide, "_decode_segment"),
+        (SegmentedSlide, "_decode_segment"),
         (cohort_tiling, "tile_slide"),
         (h5py.File, "__init__"),
         (VitEncoder, "forward"),

@@ -18,11 +18,17 @@ INDEX_ASSETS = {"index.html": Asset(b"<!doctype html><title>page</title>", "text
 SIDE = 100
 
 
-def write_predicted_slide(folder, path, slide_id, *, probability=0.75, label=1, side_px0=SIDE, targets=("FGFR3",)):
-    """Write the prediction of a slide: a grid of tiles over its bounds, with decreasing values from 1 to -0.99."""
+def write_predicted_slide(
+    folder, path, slide_id, *, probability=0.75, label=1, side_px0=SIDE, targets=("FGFR3",), with_edge=False
+):
+    """Write the prediction of a slide: a grid of tiles over its bounds, with decreasing values from 1 to -0.99.
+
+    with_edge: include tiles that extend past the right or bottom edge.
+    """
     predicted = predicted_file(path, targets=targets)
     box = predicted.bounds
-    columns, rows = box.width_px0 // side_px0, box.height_px0 // side_px0
+    extra_px0 = side_px0 - 1 if with_edge else 0
+    columns, rows = ((length + extra_px0) // side_px0 for length in (box.width_px0, box.height_px0))
     positions = [
         (box.x_px0 + column * side_px0, box.y_px0 + row * side_px0) for row in range(rows) for column in range(columns)
     ]

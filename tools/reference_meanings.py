@@ -98,6 +98,10 @@ FEATURES_SOURCE = (
     "tool that wrote the stored features, and the encoder that they name; null if it was tapfm, or without stored "
     "features"
 )
+WEIGHTS_SOURCE = (
+    "where these weights are from: `source` (`package`, `hub` or `local`), `repository` and `revision` on the Hugging "
+    "Face Hub, and name of the file; null with stored features"
+)
 ENCODER_TENSORS = "trainable parameters of the encoder, in float32; with LoRA, only its adapters"
 TARGET_OR_MEAN = "target: the label column that is predicted, or `macro` for the mean of several targets"
 MISSING_REASON = "why a value is missing, or that some bootstrap resamples or targets are excluded"
@@ -321,6 +325,7 @@ FORMATS: dict[str, list[Format]] = {
                 "[].cuda": "version of CUDA; null without a GPU",
                 "[].packages": "versions of relevant packages",
                 "[].weights_sha256": "SHA-256 of the encoder's weights before adaptation",
+                "[].weights": WEIGHTS_SOURCE,
                 "[].features_source": FEATURES_SOURCE,
                 "[].tiles": "tiling settings of the training tiles, to tile other slides in the same way; null if "
                 "stored features are used or the settings are unknown",
@@ -577,6 +582,7 @@ FORMATS: dict[str, list[Format]] = {
                 "encoder.name": "name of the encoder",
                 "encoder.adapted": "false if the encoder was fixed",
                 "encoder.base_weights_sha256": "SHA-256 of the encoder's weights before adaptation",
+                "encoder.base_weights": WEIGHTS_SOURCE,
                 "encoder.features_source": FEATURES_SOURCE,
                 "aggregator.name": "name of the aggregator",
                 "aggregator.options": "options of the aggregator",

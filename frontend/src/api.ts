@@ -6,6 +6,8 @@ export interface TargetPrediction {
   threshold: number | null;
   call: 0 | 1 | null;
   label: 0 | 1 | null;
+  call_name: string; // class of the call, such as "positive" or "MUT"; empty without a call
+  label_name: string; // class of the label; empty without a label
   constant: number | null; // logit = constant + sum of the tiles' contributions
 }
 
@@ -19,6 +21,7 @@ export interface SlideSummary {
   split: string | null;
   tiles: number | null;
   tiles_failed: number | null;
+  warning: string; // why the predictions are unreliable, or empty
   targets: Record<string, TargetPrediction>;
 }
 
@@ -47,6 +50,7 @@ export interface Slide extends SlideSummary {
   last_level: number;
   image_px: number; // side of an image of the pyramid
   mpp: number | null;
+  mpp_source: string | null; // of a predicted slide
   format: string | null;
   side_px0: number | null; // of a tile
   tile_px: number | null;

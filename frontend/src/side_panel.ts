@@ -152,7 +152,7 @@ export class SidePanel {
     const head = createElement("tr", {});
     for (const name of ["target", "probability", "threshold", "call", "label"])
       head.append(createElement("th", { scope: "col" }, name));
-    const symbol = (value: 0 | 1 | null): string => (value === null ? "-" : value ? "+" : "\u2212");
+    const name = (text: string): string => text || "-";
     const rows = targets.map(([target, result]) => {
       const isKnown = result.call !== null && result.label !== null;
       const isCorrect = result.call === result.label;
@@ -171,12 +171,13 @@ export class SidePanel {
         createElement(
           "td",
           {},
-          createElement("span", { class: result.call ? "positive" : "negative" }, symbol(result.call)),
+          createElement("span", { class: result.call ? "positive" : "negative" }, name(result.call_name)),
+          ...(slide.warning ? [" ", createElement("span", { class: "warning" }, slide.warning)] : []),
         ),
         createElement(
           "td",
           { class: isKnown ? (isCorrect ? "correct" : "wrong") : "" },
-          `${symbol(result.label)}${agreement}`,
+          `${name(result.label_name)}${agreement}`,
         ),
       );
     });
@@ -236,7 +237,10 @@ function slideProperties(slide: Slide): string[] {
       ? `${formatCount(width_px0)} \u00d7 ${formatCount(height_px0)} px`
       : `${((width_px0 * slide.mpp) / 1000).toFixed(2)} \u00d7 ${((height_px0 * slide.mpp) / 1000).toFixed(2)} mm`;
   const properties = [size];
-  if (slide.mpp !== null) properties.push(`${Number(slide.mpp.toPrecision(4))} \u00b5m/px`);
+  if (slide.mpp !== null) {
+    const source = slide.mpp_source === null ? "" : ` (from ${slide.mpp_source})`;
+    properties.push(`${Number(slide.mpp.toPrecision(4))} \u00b5m/px${source}`);
+  }
   if (slide.format) properties.push(slide.format);
   if (slide.tiles !== null) {
     const failed = slide.tiles_failed ? `, ${formatCount(slide.tiles_failed)} unreadable` : "";

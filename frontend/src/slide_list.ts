@@ -95,6 +95,7 @@ export class SlideList {
     } else thumbnail.classList.add("missing");
     const origin = [slide.cohort, slide.split].filter(Boolean).join(" \u00b7 ");
     const results = Object.entries(slide.targets).map(([target, result]) => createResultLine(target, result));
+    if (slide.warning) results.push(createElement("span", { class: "warning" }, slide.warning));
     const name = createElement("span", { class: "slide-id" }, slide.slide_id);
     const button = createElement(
       "button",
@@ -142,9 +143,8 @@ const callDiffersFromLabel = (result: TargetPrediction): boolean =>
   result.call !== null && result.label !== null && result.call !== result.label;
 
 export function describeCall(result: TargetPrediction): string {
-  const className = (value: 0 | 1): string => (value ? "positive" : "negative");
-  const call = result.call === null ? "no call, because the model has no threshold" : `call: ${className(result.call)}`;
-  return result.label === null ? call : `${call}, label: ${className(result.label)}`;
+  const call = result.call === null ? "no call, because the model has no threshold" : `call: ${result.call_name}`;
+  return result.label === null ? call : `${call}, label: ${result.label_name}`;
 }
 
 const compareNames = new Intl.Collator("en", { numeric: true }).compare;

@@ -19,6 +19,13 @@ function formatPosition(slide: Slide, tiles: Tiles, tile: number): string {
   return `x ${x}, y ${y}`;
 }
 
+/** Return whether a tile extends past the right or bottom edge of the bounds. */
+function isPastEdge(slide: Slide, tiles: Tiles, tile: number): boolean {
+  const { x_px0, y_px0, width_px0, height_px0 } = slide.bounds;
+  const side = slide.side_px0 ?? 0;
+  return tiles.x[tile] + side > x_px0 + width_px0 || tiles.y[tile] + side > y_px0 + height_px0;
+}
+
 export class Tooltip {
   private readonly element = getElement("tooltip");
   private tile = -1;
@@ -91,7 +98,8 @@ export class TileDialog {
     image.alt = `Tile at ${formatPosition(slide, tiles, tile)}`;
     const side = slide.side_px0 ?? 0;
     getElement("tile-size").textContent =
-      `${formatLength(side, slide.mpp)} wide, ${formatCount(side)} px on the slide, ${slide.tile_px} px as model input`;
+      `${formatLength(side, slide.mpp)} wide, ${formatCount(side)} px on the slide, ${slide.tile_px} px as model input` +
+      (isPastEdge(slide, tiles, tile) ? "; extends past the edge of the slide, and is white there" : "");
     const head = createElement("tr", {});
     for (const name of ["", "value", "rank", "percentile"]) head.append(createElement("th", { scope: "col" }, name));
     const rows = slide.layers.map((layer) => {

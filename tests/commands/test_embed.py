@@ -133,6 +133,28 @@ def test_features_and_attention_are_those_of_the_encoder(tmp_path, make_cohort, 
     assert read_rows(out / "failures.csv") == []
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_padded_tiles_are_white_outside_the_slide_and_marked(tmp_path, make_cohort, tapfm, pocket, workers):
+    cohort, tiles, out = make_cohort(1)
+    positions = np.array([[0, 0], [1000, 0], [1000, 1024]])  # the slide has 1120 x 1120 pixels
+    tile_set = replace(make_tile_set("case-0"), positions=positions, padded=np.array([False, True, True]))
+    write_tiles(tiles, tile_set, "trident")
+    result = tapfm("embed", cohort, *POCKET, "--tiles", tiles, "--out", out, "--workers", workers)
+    assert result.returncode == 0, result.stderr
+    slide = open_slide(tmp_path / "s0.svs").read_level(0, 0, 0, 1120, 1120)
+    pixels = np.full((3, 224, 224, 3), 255, np.uint8)
+    pixels[0] = slide[:224, :224]
+    pixels[1, :, :120] = slide[:224, 1000:]
+    pixels[2, :96, :120] = slide[1024:, 1000:]
+    with torch.no_grad():
+        expected = pocket.encoder(torch.from_numpy(pixels.transpose(0, 3, 1, 2).copy()))
+    stored = read_features(out / "case-0.h5")
+    np.testing.assert_allclose(stored.features, expected.z_KD.numpy(), rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(stored.positions, positions)
+    with h5py.File(out / "case-0.h5") as file:
+        assert np.asarray(file["padded"]).tolist() == [False, True, True]
+
+
 def test_number_of_workers_does_not_change_the_files(tmp_path, make_cohort, tapfm):
     cohort, tiles, _ = make_cohort()
     written = []

@@ -154,8 +154,10 @@ def test_export_contains_no_slide_ids_patient_ids_or_paths(exported, workspace, 
 def test_description_contains_training_settings(exported):
     metadata = json.loads((exported / "several" / "tapfm.json").read_text())
     assert metadata["targets"] == ["FGFR3", "TP53"]
-    published = {"base_weights_sha256": find_encoder_card("tapfm-pocket").sha256, "features_source": None}
-    assert metadata["encoder"] == {"name": "tapfm-pocket", "adapted": True} | published
+    card = find_encoder_card("tapfm-pocket")
+    published = {"base_weights_sha256": card.sha256, "features_source": None}
+    weights = {"source": "package", "repository": None, "revision": None, "file": card.file}
+    assert metadata["encoder"] == {"name": "tapfm-pocket", "adapted": True, "base_weights": weights} | published
     assert metadata["aggregator"] | {"name": "cls-attention", "feature_size": 128} == metadata["aggregator"]
     labels = {"FGFR3": {"positive": 2, "labelled": 4}, "TP53": {"positive": 1, "labelled": 3}}
     assert metadata["training_labels"] == labels
@@ -163,7 +165,7 @@ def test_description_contains_training_settings(exported):
     assert metadata | settings == metadata
     assert json.loads((exported / "lora:4" / "tapfm.json").read_text())["scope"] == "lora:4"
     fixed = json.loads((exported / "fixed abmil" / "tapfm.json").read_text())
-    assert fixed["encoder"] == {"name": "tapfm-pocket", "adapted": False} | published
+    assert fixed["encoder"] == {"name": "tapfm-pocket", "adapted": False, "base_weights": None} | published
     assert json.loads((exported / "several" / "config.json").read_text())["tapfm"]["targets"] == ["FGFR3", "TP53"]
 
 
@@ -178,7 +180,7 @@ def test_model_card_counts_slides_patients_and_labels(exported):
     assert "# tapfm-pocket, adapted to FGFR3, TP53" in card
     for line in (
         *("train | 4 | 4 | 2 of 4 (50%) | 1 of 3 (33%)", "val | 2 | 2 | 1 of 2 (50%) | 0 of 2 (0%)"),
-        "test | 3 | 4 | 2 of 4 (50%) | 2 of 3 (67%)",
+        "test | 3 | 4 | 3 of 4 (75%) | 2 of 3 (67%)",
     ):
         assert f"| {line} |" in card
     assert "Aggregator of tapfm-pocket features for FGFR3" in (exported / "fixed mean" / "README.md").read_text()
@@ -219,7 +221,11 @@ def test_model_card_metadata_is_valid_for_every_encoder(runs):
     saved, run_folder = load_run(runs["full"]), RunFolder(runs["full"])
     licences = {}
     for key, card in load_encoder_cards().items():
-        text = format_model_card(dataclasses.replace(saved, card=card), run_folder, {})
+        encoder = saved.metadata["encoder"] | {"base_weights_sha256": card.sha256 or "0" * 64}
+        if not card.packaged and card.repository:
+            encoder["base_weights"] = {"source": "hub", "repository": card.repository}
+        with_card = dataclasses.replace(saved, card=card, metadata=saved.metadata | {"encoder": encoder})
+        text = format_model_card(with_card, run_folder, {})
         metadata = yaml.safe_load(text.split("---")[1])
         assert card.licence in text.split("## Licence")[1]
         assert metadata.get("base_model", "") == card.repository

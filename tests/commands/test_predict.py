@@ -212,6 +212,7 @@ def test_slide_without_table_is_tiled_as_in_training(run, tmp_path):
     assert slide.targets["FGFR3"].label is None
     assert slide.tiles == len(read_tiles(folder.path / "tiles" / "patches" / "new_patches.h5")) > 0
     assert (folder.path / "tiles" / "overlays" / "new.png").exists()
+    assert folder.tiles("new").padded is None  # models of older versions record no edge tiles, which were skipped
 
 
 def test_tile_settings_are_stored_in_run_and_export(workspace_copy, tmp_path):
@@ -238,6 +239,30 @@ def test_tile_settings_are_stored_in_run_and_export(workspace_copy, tmp_path):
         assert folder.slides()[0].side_px0 == 448
         spec = read_tiles(folder.path / "tiles" / "patches" / "new_patches.h5").tiling_settings
         assert (spec["mpp"], spec["min_tissue"]) == (1, 0.1)
+
+
+def test_model_trained_on_padded_tiles_pads_the_tiles_of_new_slides(workspace_copy, tmp_path):
+    tiles, run = workspace_copy / "padded", workspace_copy / "run"
+    settings = ("--mpp", 0.6, "--edge-tiles", "pad")  # slides of 448 px: one complete tile of 269 px, three padded ones
+    tiled = tapfm("tile", workspace_copy / "cohort.csv", "--out", tiles, *settings)
+    assert tiled.returncode == 0, tiled.output
+    assert read_tiles(tiles / "patches" / f"{case_id(0)}_patches.h5").padded.tolist() == [False, True, True, True]
+    trained = tapfm("train", workspace_copy / "run.toml", "--out", run, "--set", f'tiles.folder="{tiles}"')
+    assert trained.returncode == 0, trained.output
+    tapfm_package.export(run, out=workspace_copy / "exported")
+    shutil.rmtree(tiles)
+    write_slide(tmp_path / "new.svs", section(1000, 700, tissue=(0, 0, 1, 1)))
+    for model in ("run", "exported"):
+        out = workspace_copy / f"predicted-{model}"
+        result = predict(workspace_copy / model, out, tmp_path / "new.svs", "--heatmaps", "--geojson")
+        assert result.returncode == 0, result.output
+        assert "edge are padded with white (as in training)" in result.output
+        table = PredictionFolder(out).tiles("new")
+        outside = (table.positions + 269 > (1000, 700)).any(axis=1)
+        assert table.padded.tolist() == outside.tolist()
+        assert (outside.sum(), len(table)) == (6, 12)
+        features = json.loads((out / "per-slide" / "new" / "tiles.geojson").read_text())["features"]
+        assert [each["properties"]["measurements"]["padded"] for each in features] == outside.tolist()
 
 
 def test_folders_tables_and_slides_can_be_combined(run, workspace, tmp_path):

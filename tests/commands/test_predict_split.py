@@ -3,6 +3,7 @@
 import pytest
 from slide_files import section, write_slide
 
+from tapfm.cohort.table_options import DEFAULT_TABLE_OPTIONS
 from tapfm.errors import CohortError, InputError
 from tapfm.prediction.inputs import read_sources
 from tapfm.tasks.catalog import target_kinds
@@ -25,10 +26,10 @@ def slide_ids(requested):
 
 
 def test_slides_of_the_split_are_selected_with_their_labels(folder):
-    requested = read_sources([folder / "split.csv"], None, target_kinds(["FGFR3"]), "test")
+    requested = read_sources([folder / "split.csv"], DEFAULT_TABLE_OPTIONS, target_kinds(["FGFR3"]), "test")
     assert slide_ids(requested) == ["s1", "s3"]
     assert [slide.labels for slide in requested.slides] == [{"FGFR3": 1}, {"FGFR3": 1}]
-    assert slide_ids(read_sources([folder / "split.csv"], None, target_kinds(["FGFR3"]))) == [
+    assert slide_ids(read_sources([folder / "split.csv"], DEFAULT_TABLE_OPTIONS, target_kinds(["FGFR3"]))) == [
         "s0",
         "s1",
         "s2",
@@ -39,23 +40,23 @@ def test_slides_of_the_split_are_selected_with_their_labels(folder):
 
 def test_slides_without_a_table_are_always_included(folder):
     requested = read_sources(
-        [folder / "split.csv", folder / "slides" / "s0.svs"], None, target_kinds(["FGFR3"]), "test"
+        [folder / "split.csv", folder / "slides" / "s0.svs"], DEFAULT_TABLE_OPTIONS, target_kinds(["FGFR3"]), "test"
     )
     assert slide_ids(requested) == ["s1", "s3", "s0"]
 
 
 def test_unknown_or_empty_split_is_an_error(folder, tmp_path):
     with pytest.raises(InputError, match="tests") as raised:
-        read_sources([folder / "split.csv"], None, [], "tests")
+        read_sources([folder / "split.csv"], DEFAULT_TABLE_OPTIONS, [], "tests")
     assert all(name in raised.value.hint for name in ("train", "val", "test"))
     with pytest.raises(InputError, match="--split"):
-        read_sources([folder / "slides"], None, [], "test")
+        read_sources([folder / "slides"], DEFAULT_TABLE_OPTIONS, [], "test")
     table = tmp_path / "train.csv"
     table.write_text(f"slide_id,path,split\ns0,{folder}/slides/s0.svs,train\n")
     with pytest.raises(CohortError, match="split test") as raised:
-        read_sources([table], None, [], "test")
+        read_sources([table], DEFAULT_TABLE_OPTIONS, [], "test")
     assert "train" in raised.value.hint
     table.write_text(f"slide_id,path\ns0,{folder}/slides/s0.svs\n")
     with pytest.raises(CohortError) as raised:
-        read_sources([table], None, [], "test")
+        read_sources([table], DEFAULT_TABLE_OPTIONS, [], "test")
     assert "tapfm split" in raised.value.hint

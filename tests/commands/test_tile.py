@@ -15,10 +15,13 @@ from command_line import PROGRAM, tapfm
 from PIL import Image
 from slide_files import REAL, needs_real_slides, section, write_slide
 
+import tapfm as tapfm_package
 from tapfm.cohort.cohort_table import SlideRow
+from tapfm.errors import SettingError
+from tapfm.runtime.files import file_identity, fingerprint
 from tapfm.tiles.cohort_tiling import _make_job as make_job
 from tapfm.tiles.grid import TileSpec
-from tapfm.tiles.store import read_tiles
+from tapfm.tiles.store import read_slide_tiles, read_tiles
 from tapfm.tiles.tiling import TILING_VERSION
 
 OTHER_VALUES = {
@@ -29,6 +32,7 @@ OTHER_VALUES = {
     "tissue": "texture",
     "drop_pen": False,
     "drop_blur": False,
+    "edge_tiles": "pad",
 }
 
 
@@ -247,6 +251,84 @@ def test_changing_the_layout_replaces_the_files(tmp_path):
     assert read_tiles(out / "patches" / "case-0.h5").side_px0 == 224
 
 
+def write_cohort_with_edge_tiles(folder):
+    """Write two slides covered by tissue; 112 px at the right edge are in no complete tile."""
+    folder.mkdir()
+    for i in range(2):
+        write_slide(folder / f"s{i}.svs", section(1008, 672, seed=i, tissue=(0, 0, 1, 1)))
+    (folder / "cohort.csv").write_text("slide_id,path\na,s0.svs\nb,s1.svs\n")
+    return folder / "cohort.csv"
+
+
+def test_edge_tiles_are_counted_by_default(tmp_path):
+    cohort, out = write_cohort_with_edge_tiles(tmp_path / "c"), tmp_path / "tiles"
+    result = tapfm("tile", cohort, "--out", out)
+    assert "Tiled 2 of 2 slides: 24 tiles." in result.stdout
+    assert "6 tiles with tissue at the right or bottom edge (11.1% of the tissue)" in result.stdout
+    assert "--edge-tiles pad" in result.stdout
+    for row in read_rows(out / "summary.csv"):
+        assert (row["tiles"], row["tiles_padded"], row["removed_background"], row["removed_edge"]) == (
+            "12",
+            "0",
+            "0",
+            "3",
+        )
+        assert float(row["removed_edge_mm2"]) == pytest.approx(112 * 672 * 0.25e-6, abs=1e-4)
+    assert "3 removed (past the edge)" in (out / "index.html").read_text()
+    again = tapfm("tile", cohort, "--out", out)
+    assert "2 of 2 slides are already tiled" in again.stderr
+    assert again.stdout == result.stdout
+
+
+@pytest.mark.parametrize("layout", ["trident", "clam"])
+def test_edge_tiles_can_be_padded(tmp_path, layout):
+    cohort, out = write_cohort_with_edge_tiles(tmp_path / "c"), tmp_path / "tiles"
+    tapfm("tile", cohort, "--out", out, "--layout", layout)
+    result = tapfm("tile", cohort, "--out", out, "--layout", layout, "--edge-tiles", "pad")
+    assert result.returncode == 0, result.stderr
+    assert "Replacing the tiles of 2 slides" in result.stderr
+    assert "Tiled 2 of 2 slides: 30 tiles." in result.stdout
+    assert "6 of these tiles extend past the right or bottom edge" in result.stdout
+    assert "--edge-tiles" not in result.stdout
+    (row, _) = read_rows(out / "summary.csv")
+    assert (row["tiles"], row["tiles_padded"], row["removed_edge"], row["removed_edge_mm2"]) == ("15", "3", "0", "0.0")
+    assert "3 tiles padded with white" in (out / "index.html").read_text()
+    tiles = read_slide_tiles(out, "a")
+    assert tiles.positions[tiles.padded].tolist() == [[896, 0], [896, 224], [896, 448]]
+    assert tiles.tiling_settings["edge_tiles"] == "pad"
+    assert "2 of 2 slides are already tiled" in (
+        tapfm("tile", cohort, "--out", out, "--layout", layout, "--edge-tiles", "pad").stderr
+    )
+
+
+def test_tiles_of_versions_without_edge_tiles_stay_valid(tmp_path):
+    cohort, out = write_cohort_with_edge_tiles(tmp_path / "c"), tmp_path / "tiles"
+    tapfm("tile", cohort, "--out", out)
+    path = out / "patches" / "a_patches.h5"
+    row = SlideRow("a", cohort.parent / "s0.svs", "a")
+    spec = {"tile_px": 224, "mpp": 0.5, "overlap_px": 0, "min_tissue": 0.25, "tissue": "otsu"}
+    spec |= {"drop_pen": True, "drop_blur": True}
+    key = fingerprint(TILING_VERSION, spec, "trident", "a", None, [file_identity(row.path)])
+    assert read_tiles(path).fingerprint == key
+    assert read_tiles(path).tiling_settings == spec
+    with h5py.File(path, "r+") as file:  # an older version had no counts of edge tiles
+        summary = json.loads(file["coords"].attrs["tapfm_summary"])
+        old = {name: value for name, value in summary.items() if name != "tiles_padded" and "edge" not in name}
+        file["coords"].attrs["tapfm_summary"] = json.dumps(old)
+    result = tapfm("tile", cohort, "--out", out)
+    assert "2 of 2 slides are already tiled" in result.stderr
+    assert "3 tiles with tissue at the right or bottom edge (11.1% of the tissue)" in result.stdout
+    assert [row["removed_edge"] for row in read_rows(out / "summary.csv")] == ["", "3"]
+
+
+def test_python_function_pads_edge_tiles(tmp_path):
+    cohort = write_cohort_with_edge_tiles(tmp_path / "c")
+    table = tapfm_package.tile(cohort, out=tmp_path / "tiles", edge_tiles="pad", workers=0)
+    assert [record.tiles_padded for record in table.finished] == [3, 3]
+    with pytest.raises(SettingError, match="edge-tiles is 'mirror', but must be one of skip, pad"):
+        tapfm_package.tile(cohort, out=tmp_path / "other", edge_tiles="mirror")
+
+
 def test_number_of_workers_does_not_change_the_files(tmp_path):
     cohort = make_cohort(tmp_path / "c", 5)
     outputs = []
@@ -268,6 +350,7 @@ def test_number_of_workers_does_not_change_the_files(tmp_path):
         (["--min-tissue", "2"], "min-tissue is 2"),
         (["--tissue", "magic"], "otsu, darkness, texture"),
         (["--layout", "tridnet"], "Did you mean: trident"),
+        (["--edge-tiles", "padd"], "edge-tiles is 'padd', but must be one of skip, pad"),
         (["--workers", "-1"], "--workers must be at least 0"),
         (["--only", "case-9"], "Available ids: case-0, case-1"),
         (["--tissue-mask", "absent"], "absent does not exist"),

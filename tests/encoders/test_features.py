@@ -111,11 +111,14 @@ def test_tapfm_file_contains_fingerprint_and_metadata(tmp_path):
 
 
 def test_unreadable_tiles_are_not_in_the_file(tmp_path):
-    without_one = feature_set(
-        features=random_features(2), attention=np.array([0.1, 0.2], np.float32), positions=TILES.positions[[0, 2]]
-    )
-    again = read_features(write_file(tmp_path / "a.h5", without_one))
-    np.testing.assert_array_equal(again.positions, [[0, 448], [13, 27]])
+    without_one = feature_set(features=random_features(2), attention=np.array([0.1, 0.2], np.float32))
+    tiles = replace(TILES, padded=np.array([False, True, True]))
+    path = write_file(tmp_path / "a.h5", without_one, tiles.select(np.array([0, 2])))
+    np.testing.assert_array_equal(read_features(path).positions, [[0, 448], [13, 27]])
+    with h5py.File(path) as file:
+        assert np.asarray(file["padded"]).tolist() == [False, True]
+    with h5py.File(write_file(tmp_path / "b.h5")) as file:
+        assert "padded" not in file
 
 
 @pytest.mark.parametrize(

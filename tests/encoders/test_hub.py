@@ -20,13 +20,13 @@ sys.path.insert(0, {tests!r})
 from support import small_card
 from tapfm.encoders.weights import load_encoder
 from tapfm.errors import TapfmError
-changes = dict(repository=sys.argv[1], sha256=sys.argv[2], revision={commit!r}, gate="terms")
+changes = dict(repository=sys.argv[1], sha256=sys.argv[2] or None, revision=sys.argv[3] or None, gate="terms")
 try:
     _, _, provenance = load_encoder(dataclasses.replace(small_card("h-optimus-1"), **changes))
 except TapfmError as error:
     print(type(error).__name__, error)
 else:
-    print("loaded", provenance.published, provenance.file)
+    print("loaded", provenance.published, provenance.file, provenance.as_json())
 """
 
 
@@ -44,10 +44,10 @@ def hub(weights):
         yield hub
 
 
-def load_weights(hub, tmp_path, repository, sha256="", **more):
-    program = PROGRAM.format(tests=str(Path(__file__).parents[1]), commit=COMMIT)
+def load_weights(hub, tmp_path, repository, sha256="0" * 64, revision=COMMIT, **more):
+    program = PROGRAM.format(tests=str(Path(__file__).parents[1]))
     result = subprocess.run(
-        [sys.executable, "-c", program, repository, sha256],
+        [sys.executable, "-c", program, repository, sha256, revision],
         env=hub.environment(tmp_path, **more),
         capture_output=True,
         text=True,
@@ -65,6 +65,15 @@ def test_weights_are_downloaded_verified_and_cached(hub, weights, tmp_path):
     assert load_weights(hub, tmp_path, "lab/open", sha256).startswith("loaded True")
     assert load_weights(hub, tmp_path, "lab/open", sha256, HF_HUB_OFFLINE="1").startswith("loaded True")
     assert hub.requests == [], "the cache must be used"
+
+
+@pytest.mark.parametrize("revision", [COMMIT, ""])
+def test_repository_and_revision_are_known_also_for_cached_weights(hub, tmp_path, revision):
+    for more in ({}, {"HF_HUB_OFFLINE": "1"}):
+        output = load_weights(hub, tmp_path, "lab/open", "", revision, **more)
+        source = {"source": "hub", "repository": "lab/open", "revision": COMMIT, "file": "model.safetensors"}
+        assert output.startswith("loaded None")
+        assert output.strip().endswith(str(source))
 
 
 def test_wrong_digest_is_an_error(hub, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -61,6 +62,18 @@ def test_tile_tables_can_be_read_back_and_are_deterministic(tmp_path):
     assert list(read.values) == list(table().values)
     for name, values in table().values.items():
         np.testing.assert_array_equal(read.values[name], values)
+
+
+def test_mark_of_padded_tiles_can_be_read_back(tmp_path):
+    assert read_back(tmp_path, table()).padded is None
+    read = read_back(tmp_path, replace(table(), padded=np.array([False, True, False])))
+    assert read.padded.tolist() == [False, True, False]
+    assert list(read.values) == list(table().values)
+
+
+def read_back(folder, tiles):
+    write_tile_table(folder / "tiles.parquet", tiles)
+    return read_tile_table(folder / "tiles.parquet")
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 not really"])

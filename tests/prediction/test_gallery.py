@@ -1,6 +1,7 @@
 """Galleries: the tiles with the highest and lowest values, each once, and unreadable tiles."""
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -70,6 +71,24 @@ def test_tiles_are_sorted_by_value_and_framed_in_their_colours(slide):
             assert (inner == 10 * row + 20).all()
     assert len(set(tops)) == 2
     assert tops[0] < tops[-1]
+
+
+def test_padded_tiles_are_marked_and_white_outside_the_slide(slide):
+    predicted = predicted_file(slide.metadata.path)
+    table = make_tile_table(predicted, [[0, 0], [224 * 5 - 24, 0]], [1.0, -1.0])
+
+    def draw(padded):
+        marked = replace(table, padded=None if padded is None else np.array(padded))
+        with Image.open(io.BytesIO(draw_gallery(slide, predicted, marked, CONTRIBUTION))) as image:
+            return np.asarray(image).astype(int)
+
+    unmarked, marked = draw([False, False]), draw([False, True])
+    changed = np.flatnonzero((unmarked != marked).any(axis=(1, 2)))
+    assert 0 < np.ptp(changed) < 20  # a word in one line
+    assert draw(None).shape[0] < unmarked.shape[0]  # the word is explained only for tiles of --edge-tiles pad
+    tile = np.asarray(read_tile_image(slide, predicted, 224 * 5 - 24, 0))
+    assert (tile[:, 24:] == 255).all()
+    assert (tile[:, :24] == 60).all()
 
 
 @pytest.mark.parametrize("tiles", [0, 1, 2, 3, 9])

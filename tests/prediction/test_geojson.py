@@ -2,6 +2,7 @@
 
 import json
 import uuid
+from dataclasses import replace
 
 import numpy as np
 from predicted_slides import CONTRIBUTION, make_tile_table, predicted_slide, tile_positions
@@ -38,6 +39,14 @@ def test_every_tile_has_its_square_and_all_measurements(tmp_path):
     for (x, y), (ring,) in zip(table.positions, polygons, strict=True):
         side = predicted.side_px0
         np.testing.assert_array_equal(ring, [[x, y], [x + side, y], [x + side, y + side], [x, y + side], [x, y]])
+
+
+def test_padded_tiles_have_a_measurement(tmp_path):
+    predicted = predicted_slide()
+    table = make_tile_table(predicted, tile_positions(predicted)[:3])
+    marked = replace(table, padded=np.array([False, True, False]))
+    features = write_and_read(tmp_path, predicted, marked)["features"]
+    assert [each["properties"]["measurements"]["padded"] for each in features] == [0, 1, 0]
 
 
 def test_ids_are_stable_unique_uuids(tmp_path):

@@ -18,6 +18,7 @@ from tapfm.prediction.heatmap_tiff import write_heatmap_tiff
 from tapfm.prediction.layers import _DIVERGING as DIVERGING
 from tapfm.slides.annotations import _read_polygons as read_polygons
 from tapfm.slides.opening import open_slide
+from tapfm.tiles.grid import TileSpec, tile_grid
 
 BACKGROUND, TISSUE = 240, 80  # grey levels under the colours
 HOT = 2, 1  # column and row of the tile on the grid
@@ -125,3 +126,26 @@ def test_geojson_has_the_tile_at_its_corners(case, tmp_path):
     ring = read_polygons(path, case.slide.metadata.bounds)[case.hot_row][0]
     np.testing.assert_array_equal(ring[0], case.start)
     np.testing.assert_array_equal(ring[2], case.start + side)
+
+
+def test_tile_past_the_edge_is_drawn_up_to_the_edge(tmp_path):
+    pixels = np.full((700, 1000, 3), TISSUE, np.uint8)
+    path = write_slide(tmp_path / "s.tif", pixels, downsamples=(1,), compression="zlib", aperio=False)
+    predicted = predicted_file(path)
+    positions = tile_grid(predicted.bounds, TileSpec(), 0.5, with_edge=True)
+    table = make_tile_table(predicted, positions, np.arange(len(positions)) == len(positions) - 1)
+    expected = np.zeros((700, 1000), bool)
+    expected[672:, 896:] = True
+    slide = open_slide(path)
+    with Image.open(io.BytesIO(draw_heatmap(slide.thumbnail(1000), predicted, table, CONTRIBUTION))) as image:
+        left, top, width_px, height_px = json.loads(image.text["tapfm"])["slide_in_image_px"]
+        drawn = np.asarray(image)[top : top + height_px, left : left + width_px].astype(int)
+    np.testing.assert_array_equal(drawn[..., 0] - drawn[..., 2] > 40, expected)
+    write_heatmap_tiff(tmp_path / "heatmap.tif", predicted, table, CONTRIBUTION)
+    with openslide.OpenSlide(tmp_path / "heatmap.tif") as opened:
+        drawn = np.asarray(opened.read_region((0, 0), 0, opened.dimensions).convert("RGB"))
+    assert drawn.shape[:2] == (100, 143)  # 1 pixel for 7 of the slide
+    np.testing.assert_array_equal(
+        (drawn == DIVERGING[-1]).all(axis=2), np.pad(np.ones((4, 15), bool), ((96, 0), (128, 0)))
+    )
+    slide.close()

@@ -11,8 +11,7 @@ from tapfm.errors import TileReadError, UnreadableSlideError
 from tapfm.slides.opening import _read_series_uid as read_series_uid
 from tapfm.slides.opening import find_slides, list_slide_files, open_slide
 from tapfm.slides.readers.openslide import OpenSlideSlide
-from tapfm.slides.readers.tiff import TiffSlide
-from tapfm.slides.readers.tiff_structure import UnsupportedTiffError
+from tapfm.slides.readers.tiff import UnsupportedTiffError, open_tiff
 
 # --- unsupported and damaged files
 
@@ -49,7 +48,7 @@ def test_undecodable_tile_does_not_affect_other_tiles(tmp_path):
     data = bytearray(path.read_bytes())
     data[offset : offset + 64] = bytes(64)
     path.write_bytes(data)
-    for slide in (TiffSlide(path), OpenSlideSlide(path)):
+    for slide in (open_tiff(path), OpenSlideSlide(path)):
         with pytest.raises(TileReadError, match=r"slide\.svs"):
             slide.read(0, 0, 100, 100)
         # an OpenSlide handle that failed once keeps failing, so the reader must have opened a new one
@@ -63,7 +62,7 @@ def test_truncated_jpeg_tile_is_an_error(tmp_path):
     data = bytearray(path.read_bytes())
     data[offset + length // 2 : offset + length] = bytes(length - length // 2)
     path.write_bytes(data)
-    for slide in (TiffSlide(path), OpenSlideSlide(path)):
+    for slide in (open_tiff(path), OpenSlideSlide(path)):
         with pytest.raises(TileReadError):
             slide.read(0, 0, 256, 256)
 
@@ -76,7 +75,7 @@ def test_truncated_greyscale_jpeg_tile_is_an_error(tmp_path):
     data[offset + length // 2 : offset + length] = bytes(length - length // 2)
     path.write_bytes(data)
     with pytest.raises(TileReadError, match="truncated"):
-        TiffSlide(path).read(0, 0, 256, 256)
+        open_tiff(path).read(0, 0, 256, 256)
 
 
 def test_tile_of_wrong_size_is_an_error(tmp_path):
@@ -89,7 +88,7 @@ def test_tile_of_wrong_size_is_an_error(tmp_path):
     data[offset : offset + length] = tile[:-2] + bytes(length - len(tile)) + tile[-2:]
     path.write_bytes(data)
     with pytest.raises(TileReadError, match="expected 256 x 256 pixels, got 64 x 64"):
-        TiffSlide(path).read(0, 0, 256, 256)
+        open_tiff(path).read(0, 0, 256, 256)
 
 
 def test_thumbnail_with_one_damaged_tile(tmp_path):
@@ -99,7 +98,7 @@ def test_thumbnail_with_one_damaged_tile(tmp_path):
     data = bytearray(path.read_bytes())
     data[offsets[33] : offsets[33] + 64] = bytes(64)
     path.write_bytes(data)
-    for slide in (TiffSlide(path), OpenSlideSlide(path)):
+    for slide in (open_tiff(path), OpenSlideSlide(path)):
         thumbnail = slide.thumbnail(160).pixels
         white = (thumbnail == 255).all(axis=2)
         assert white[50:62, 50:62].all()  # the tile at 768, 768, and little around it
@@ -108,7 +107,7 @@ def test_thumbnail_with_one_damaged_tile(tmp_path):
         data[offsets[tile] : offsets[tile] + 64] = bytes(64)
     path.write_bytes(data)
     with pytest.raises(TileReadError):
-        TiffSlide(path).thumbnail(160)
+        open_tiff(path).thumbnail(160)
 
 
 def test_unsupported_tiff_is_opened_with_openslide(tmp_path):
@@ -117,7 +116,7 @@ def test_unsupported_tiff_is_opened_with_openslide(tmp_path):
         counts = list(file.pages[0].databytecounts)
         file.pages[0].tags["TileByteCounts"].overwrite([0, *counts[1:]])
     with pytest.raises(UnsupportedTiffError, match="empty tiles"):
-        TiffSlide(path)
+        open_tiff(path)
     assert open_slide(path).metadata.reader == "openslide"
 
 

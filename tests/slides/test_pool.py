@@ -14,7 +14,7 @@ from slide_files import section, write_scn, write_slide
 from tapfm.errors import TileReadError
 from tapfm.slides.pool import SlidePool
 from tapfm.slides.readers.openslide import OpenSlideSlide
-from tapfm.slides.readers.tiff import TiffSlide
+from tapfm.slides.readers.tiff import open_tiff
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def resident_bytes():
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
-@pytest.mark.parametrize("reader", [TiffSlide, OpenSlideSlide])
+@pytest.mark.parametrize("reader", [open_tiff, OpenSlideSlide])
 def test_ten_thousand_reads_do_not_leak(tmp_path, reader):
     path = write_slide(tmp_path / "s.svs", section(2048, 2048, nuclei_per_mpx=100), downsamples=(1,), tile_px=64)
     cache_bytes = 500_000  # much less than the decoded slide of 12 MB
@@ -100,5 +100,5 @@ def test_ten_thousand_reads_do_not_leak(tmp_path, reader):
         slide.read(x, y, 64, 32)
     assert resident_bytes() - before < 8_000_000
     assert len(list(Path("/proc/self/fd").iterdir())) == files
-    if reader is TiffSlide:
+    if reader is open_tiff:
         assert sum(pixels.nbytes for pixels in slide._cache.values()) == slide._cached_bytes <= cache_bytes

@@ -12,9 +12,8 @@ from tapfm.slides.opening import open_slide
 from tapfm.slides.readers.jpeg import _find_frame_header as find_frame_header
 from tapfm.slides.readers.jpeg import decode_jpeg
 from tapfm.slides.readers.openslide import OpenSlideSlide
-from tapfm.slides.readers.tiff import TiffSlide
-from tapfm.slides.readers.tiff_structure import UnsupportedTiffError
-from tapfm.slides.readers.tiff_structure import _read_ome_metadata as read_ome_metadata
+from tapfm.slides.readers.tiff import UnsupportedTiffError, open_tiff
+from tapfm.slides.readers.tiff import _read_ome_metadata as read_ome_metadata
 from tapfm.slides.slide import Box
 
 
@@ -31,7 +30,7 @@ def random_regions(slide, level, count, seed=0):
 
 
 def assert_equal_pixels(path, count=60):
-    tiff, reference = TiffSlide(path), OpenSlideSlide(path)
+    tiff, reference = open_tiff(path), OpenSlideSlide(path)
     assert [(each.width_px, each.height_px) for each in tiff.metadata.levels] == [
         (each.width_px, each.height_px) for each in reference.metadata.levels
     ]
@@ -44,7 +43,7 @@ def assert_equal_pixels(path, count=60):
     return tiff, reference
 
 
-# --- TiffSlide compared with OpenSlide
+# --- our TIFF reader compared with OpenSlide
 
 
 @needs_real_slides
@@ -85,7 +84,7 @@ def test_each_compression_has_the_pixels_of_openslide(tmp_path, options):
 def test_aperio_jpeg_2000_in_ycbcr_has_the_colours_of_openslide(tmp_path):
     path = write_slide(tmp_path / "slide.svs", section(600, 500), downsamples=(1,), compression="jpeg2000")
     set_compression(path, 33003)
-    tiff, reference = TiffSlide(path), OpenSlideSlide(path)
+    tiff, reference = open_tiff(path), OpenSlideSlide(path)
     for region in random_regions(tiff, 0, 30):
         difference = tiff.read_level(0, *region).astype(int) - reference.read_level(0, *region)
         assert np.abs(difference).max() <= 1  # OpenSlide rounds differently
@@ -95,7 +94,7 @@ def test_undecodable_aperio_jpeg_2000_is_opened_with_openslide(tmp_path):
     path = write_slide(tmp_path / "slide.svs", section(600, 500), downsamples=(1,), compression="zlib")
     set_compression(path, 33003)
     with pytest.raises(UnsupportedTiffError, match="JPEG 2000"):
-        TiffSlide(path)
+        open_tiff(path)
     assert open_slide(path).metadata.reader == "openslide"
 
 
@@ -107,13 +106,13 @@ def set_compression(path, number):
 
 def test_scattered_reads_decode_fewer_rows_with_the_same_pixels(tmp_path):
     path = write_slide(tmp_path / "slide.svs", section(2048, 2048), downsamples=(1,), subsampling=(2, 2))
-    whole = TiffSlide(path)
+    whole = open_tiff(path)
     expected = whole.read_level(0, 0, 0, 2048, 2048)
     decoded_rows = []
     for seed in range(150):
         rng = np.random.default_rng(seed)
         x, y, side = *rng.integers(0, 1800, 2).tolist(), int(rng.integers(1, 240))
-        scattered = TiffSlide(path)
+        scattered = open_tiff(path)
         np.testing.assert_array_equal(scattered.read_level(0, x, y, side, side), expected[y : y + side, x : x + side])
         for (_, index), pixels in scattered._cache.items():  # all cached rows are exact, not only the requested ones
             decoded_rows.append(len(pixels))
@@ -256,12 +255,12 @@ def test_non_square_pixels_give_a_note(tmp_path):
         resolution=(20_000, 40_000),
         resolutionunit="CENTIMETER",
     )
-    assert "0.5 um horizontally, 0.25 um vertically" in TiffSlide(tmp_path / "a.tif").metadata.note
+    assert "0.5 um horizontally, 0.25 um vertically" in open_tiff(tmp_path / "a.tif").metadata.note
 
 
 def test_slide_with_odd_level_sizes(tmp_path):
     path = write_slide(tmp_path / "a.svs", section(901, 1103), downsamples=(1, 4))
-    tiff, reference = TiffSlide(path), OpenSlideSlide(path)
+    tiff, reference = open_tiff(path), OpenSlideSlide(path)
     for region in random_regions(tiff, 0, 40):
         np.testing.assert_array_equal(tiff.read_level(0, *region), reference.read_level(0, *region))
     # OpenSlide takes level-0 positions and interpolates between the pixels of a level
@@ -274,7 +273,7 @@ def test_separate_colour_planes(tmp_path):
     tifffile.imwrite(
         tmp_path / "planar.tif", np.moveaxis(pixels, 2, 0), planarconfig="separate", photometric="rgb", tile=(128, 128)
     )
-    slide = TiffSlide(tmp_path / "planar.tif")
+    slide = open_tiff(tmp_path / "planar.tif")
     np.testing.assert_array_equal(slide.read_level(0, 17, 31, 400, 200), pixels[31:231, 17:417])
 
 
@@ -324,6 +323,71 @@ def test_transparent_pixels_get_the_background_colour_of_the_slide(tmp_path):
     slide = OpenSlideSlide(path)
     object.__setattr__(slide.metadata, "background", (200, 210, 220))
     assert (slide.read(0, 0, 224, 112) == (200, 210, 220)).all()
+
+
+def test_outside_of_the_slide_is_white_whatever_its_background(tmp_path):
+    path, _ = write_scn_with_two_areas(tmp_path)
+    slide = OpenSlideSlide(path)
+    object.__setattr__(slide.metadata, "background", (200, 210, 220))
+    for level, (width, height) in enumerate([(4096, 2048), (1024, 512)]):
+        region = slide.read_level(level, width - 30, height - 20, 100, 90)
+        assert (region[:20, :30] == (200, 210, 220)).all()
+        assert (region[20:] == 255).all()
+        assert (region[:, 30:] == 255).all()
+        region = slide.read_level(level, -40, -10, 100, 90)
+        assert (region[10:, 40:] == (200, 210, 220)).all()
+        assert (region[:10] == 255).all()
+        assert (region[:, :40] == 255).all()
+        assert (slide.read_level(level, width, height + 5, 7, 8) == 255).all()
+
+
+# --- tiles at the right and bottom edge
+
+
+def write_any_format(folder, name, pixels):
+    """Write a slide without loss, and open it with one of the readers."""
+    plain = {"compression": "zlib", "aperio": False}
+    if name == "plain image":
+        Image.fromarray(pixels).save(folder / "a.png")
+        return open_slide(folder / "a.png")
+    if name == "OME-TIFF":
+        return open_slide(write_ome(folder / "a.ome.tif", pixels, downsamples=(1, 4)))
+    if name == "strips":
+        tifffile.imwrite(folder / "a.tif", pixels, photometric="rgb", compression="zlib", rowsperstrip=50)
+        return open_slide(folder / "a.tif")
+    path = write_slide(folder / "a.tif", pixels, downsamples=(1,) if name.endswith("level") else (1, 4), **plain)
+    return OpenSlideSlide(path) if name.startswith("OpenSlide") else open_tiff(path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["TIFF", "TIFF with one level", "OME-TIFF", "strips", "OpenSlide", "OpenSlide with one level", "plain image"],
+)
+@pytest.mark.parametrize("factor", [1, 2, 4])
+def test_tiles_past_the_edge_are_white_outside_and_exact_inside(tmp_path, name, factor):
+    pixels = np.random.default_rng(0).integers(0, 200, (600, 1000, 3), np.uint8)
+    slide = write_any_format(tmp_path, name, pixels)
+    side = 224
+    for x, y in ((1000 - 40 * factor, 8), (80, 600 - 24 * factor), (1000 - 56 * factor, 600 - 100 * factor)):
+        tile = slide.read(x, y, side * factor, side)
+        inside = pixels[y : y + side * factor, x : x + side * factor]
+        height, width = inside.shape[0] // factor, inside.shape[1] // factor
+        assert (tile[height:] == 255).all()
+        assert (tile[:, width:] == 255).all()
+        means = inside.reshape(height, factor, width, factor, 3).mean(axis=(1, 3))
+        np.testing.assert_allclose(tile[:height, :width], means, atol=0.51)
+
+
+@pytest.mark.parametrize("name", ["TIFF", "OpenSlide", "plain image"])
+@pytest.mark.parametrize("side_px0", [423, 487, 170])
+def test_tiles_past_the_edge_are_white_outside_if_the_ratio_is_not_an_integer(tmp_path, name, side_px0):
+    slide = write_any_format(tmp_path, name, np.full((600, 1000, 3), (120, 60, 120), np.uint8))
+    tile = slide.read(900, 500, side_px0, 224).astype(int)
+    edge = 100 * 224 / side_px0
+    assert (tile[int(edge) + 3 :] == 255).all()
+    assert (tile[:, int(edge) + 3 :] == 255).all()
+    last = int(edge) - 2
+    np.testing.assert_allclose(tile[:last, :last], np.broadcast_to((120, 60, 120), (last, last, 3)), atol=1)
 
 
 # --- plain images

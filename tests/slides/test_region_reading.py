@@ -7,7 +7,7 @@ from slide_files import damage, section, write_slide
 from tapfm.errors import TileReadError
 from tapfm.slides.opening import open_slide
 from tapfm.slides.readers.openslide import OpenSlideSlide
-from tapfm.slides.readers.tiff import TiffSlide
+from tapfm.slides.readers.tiff import open_tiff
 from tapfm.slides.region_reading import _resize as resize
 from tapfm.slides.region_reading import best_level, make_thumbnail, read_region
 from tapfm.slides.slide import Level
@@ -79,7 +79,7 @@ def test_positions_at_the_far_end_of_a_narrow_slide(tmp_path):
     pixels = np.full((152, 40_000, 3), 240, np.uint8)
     pixels[:, 36_000:38_000] = (200, 100, 150)
     path = write_slide(tmp_path / "s.svs", pixels, downsamples=(1, 16))
-    for reader in (TiffSlide, OpenSlideSlide):
+    for reader in (open_tiff, OpenSlideSlide):
         row = reader(path).thumbnail(2500).pixels[4, :, 1]
         assert np.flatnonzero(row < 170)[[0, -1]] == pytest.approx([2250, 2374], abs=2)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tapfm.errors import SettingError
 from tapfm.slides.slide import Box, Thumbnail
-from tapfm.tiles.grid import TileSpec, mask_coverage, tile_grid
+from tapfm.tiles.grid import TileSpec, find_edge_tiles, mask_coverage, tile_grid
 
 MPPS = [0.23, 0.25, 0.2645, 0.33, 0.499, 0.5]
 
@@ -63,6 +63,51 @@ def test_slide_smaller_than_a_tile_has_no_tiles():
     assert tile_grid(Box(0, 0, 223, 5000), TileSpec(), 0.5).shape == (0, 2)
 
 
+def test_edge_tiles_of_known_slides():
+    bounds = Box(100, 50, 1000, 700)
+    grid = tile_grid(bounds, TileSpec(), 0.5, with_edge=True)
+    assert np.unique(grid[:, 0]).tolist() == [100, 324, 548, 772, 996]
+    assert np.unique(grid[:, 1]).tolist() == [50, 274, 498, 722]
+    at_edge = find_edge_tiles(bounds, grid, 224)
+    assert grid[~at_edge].tolist() == tile_grid(bounds, TileSpec(), 0.5).tolist()
+    assert at_edge.sum() == 4 + 5 - 1  # a column and a row, which share the corner
+    exact = Box(0, 0, 896, 448)
+    assert tile_grid(exact, TileSpec(), 0.5, with_edge=True).tolist() == tile_grid(exact, TileSpec(), 0.5).tolist()
+    assert tile_grid(Box(7, 9, 223, 100), TileSpec(), 0.5, with_edge=True).tolist() == [[7, 9]]
+    # with an overlap, one column suffices, although another would start inside the slide
+    overlapping = tile_grid(Box(0, 0, 1000, 224), TileSpec(overlap_px=112), 0.5, with_edge=True)
+    assert overlapping[:, 0].tolist() == [0, 112, 224, 336, 448, 560, 672, 784]
+
+
+@given(
+    width=st.integers(1, 3000),
+    height=st.integers(1, 3000),
+    mpp=st.sampled_from(MPPS),
+    overlap_px=st.sampled_from([0, 1, 60, 200]),
+)
+def test_edge_tiles_complete_the_coverage_of_the_slide(width, height, mpp, overlap_px):
+    spec, bounds = TileSpec(overlap_px=overlap_px), Box(300, 200, width, height)
+    side_px0 = spec.side_px0(mpp)
+    grid = tile_grid(bounds, spec, mpp, with_edge=True)
+    at_edge = find_edge_tiles(bounds, grid, side_px0)
+    np.testing.assert_array_equal(grid[~at_edge], tile_grid(bounds, spec, mpp))
+    for starts, corner, length in ((grid[:, 0], 300, width), (grid[:, 1], 200, height)):
+        starts = np.unique(starts)
+        assert starts.max() < corner + length, "a tile lies completely outside"
+        assert corner + length - (starts.max() + side_px0) <= 1  # positions are rounded
+        assert (starts + side_px0 > corner + length).sum() <= 1
+
+
+def test_stored_settings_are_those_of_older_versions_unless_tiles_are_padded():
+    old = {"tile_px": 224, "mpp": 0.5, "overlap_px": 0, "min_tissue": 0.25, "tissue": "otsu"}
+    old |= {"drop_pen": True, "drop_blur": True}
+    assert TileSpec().to_dict() == old
+    assert TileSpec(**old) == TileSpec()
+    padded = TileSpec(edge_tiles="pad")
+    assert padded.to_dict() == old | {"edge_tiles": "pad"}
+    assert TileSpec(**padded.to_dict()) == padded
+
+
 @given(data=st.data())
 def test_mask_coverage_is_exact(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 10_000)))
@@ -79,6 +124,7 @@ def test_mask_coverage_is_exact(data):
 
 def test_all_invalid_settings_are_reported_together():
     with pytest.raises(SettingError) as error:
-        TileSpec(tile_px=3, mpp=0.0, overlap_px=-5, min_tissue=0.0, tissue="magic")
+        TileSpec(tile_px=3, mpp=0.0, overlap_px=-5, min_tissue=0.0, tissue="magic", edge_tiles="mirror")
     for name in ("size is 3", "mpp is 0", "overlap is -5", "min-tissue is 0", "tissue is 'magic'", "otsu, darkness"):
         assert name in str(error.value)
+    assert "edge-tiles is 'mirror', but must be one of skip, pad" in str(error.value)

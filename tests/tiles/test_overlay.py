@@ -15,10 +15,10 @@ from tapfm.tiles.overlay import draw_overlay
 from tapfm.tiles.tiling import tile_slide
 
 
-def render_overlay(path):
+def render_overlay(path, spec=TileSpec()):  # noqa: B008 - a frozen dataclass
     slide = open_slide(path)
     scale = resolve_scale(slide.metadata)
-    tiled = tile_slide(slide, scale, TileSpec())
+    tiled = tile_slide(slide, scale, spec)
     with Image.open(io.BytesIO(draw_overlay(slide, tiled, scale, "case-17"))) as image:
         return np.asarray(image.convert("RGB")).astype(int), tiled
 
@@ -44,6 +44,22 @@ def test_only_pen_tiles_are_coloured(tmp_path, bounded):
             coloured = 0.55 * np.array(COLOURS[TileStatus.PEN]) + 0.45 * before
             expected = coloured if (x, y) in pen_tiles else before
             assert np.abs(after - expected).max() < 12, (x, y)
+
+
+@pytest.mark.parametrize("edge_tiles", ["skip", "pad"])
+def test_edge_tiles_are_filled_if_removed_and_outlined_if_padded(tmp_path, edge_tiles):
+    pixels = section(1000, 672, tissue=(0, 0, 1, 1))
+    overlay, _ = render_overlay(write_slide(tmp_path / "s.svs", pixels), TileSpec(edge_tiles=edge_tiles))
+    colour = np.array(COLOURS[TileStatus.EDGE])
+    scale = 1200 / 1000 if overlay.shape[1] >= 1200 else 1
+    for x, y in ((896, 0), (896, 224), (896, 448), (672, 224)):
+        left, top, right = round(x * scale), round(y * scale), round(min(x + 224, 1000) * scale)
+        inside = overlay[top + 40 : top + 180, left + 30 : right - 30].mean(axis=(0, 1))
+        before = pixels[y + 40 : y + 180, x + 20 : min(x + 224, 1000) - 20].mean(axis=(0, 1))
+        is_filled = edge_tiles == "skip" and x == 896
+        assert np.abs(inside - (0.55 * colour + 0.45 * before if is_filled else before)).max() < 15, (x, y)
+        line = overlay[top + 40 : top + 180, left + 1].mean(axis=0)
+        assert (np.abs(line - 0.55 * colour - 0.45 * before).max() < 15) == (x == 896), (x, y)
 
 
 def test_overlay_of_narrow_slide_is_widened_for_the_caption(tmp_path):

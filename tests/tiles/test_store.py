@@ -13,7 +13,7 @@ from tapfm.slides.opening import open_slide
 from tapfm.slides.region_reading import _resize as resize
 from tapfm.slides.scale import resolve_scale
 from tapfm.tiles.grid import TileSpec
-from tapfm.tiles.store import TileSet, read_tiles, write_tiles
+from tapfm.tiles.store import TileSet, read_tiles, tile_file_path, write_tiles
 from tapfm.tiles.tiling import tile_slide
 
 
@@ -44,6 +44,34 @@ def test_content_digest_depends_on_the_tiles_only():
     digests = {replace(tiles, **{name: value}).content_digest for name, value in changes.items()}
     assert len(digests | {tiles.content_digest}) == 5
     assert replace(tiles, fingerprint="other", summary={}, slide_mpp=None).content_digest == tiles.content_digest
+
+
+@pytest.mark.parametrize("layout", ["trident", "clam"])
+def test_padded_tiles_are_marked_beside_the_coordinates(tmp_path, layout):
+    tiles = tile_set()
+    with h5py.File(write_tiles(tmp_path / "a", tiles, layout)) as file:
+        assert list(file) == ["coords"]
+        attributes = {name: np.asarray(value).tolist() for name, value in file["coords"].attrs.items()}
+    padded = np.array([False, True, True])
+    path = write_tiles(tmp_path / "b", replace(tiles, padded=padded), layout)
+    with h5py.File(path) as file:  # what TRIDENT and CLAM read is the same
+        assert {name: np.asarray(value).tolist() for name, value in file["coords"].attrs.items()} == attributes
+        np.testing.assert_array_equal(file["coords"], tiles.positions)
+        assert list(file) == ["coords", "padded"]
+        assert file["padded"].dtype == bool
+        assert dict(file["padded"].attrs) == {}
+    again = read_tiles(path)
+    assert again.padded.tolist() == padded.tolist()
+    assert again.content_digest == tiles.content_digest
+    selected = again.select(np.array([2, 0]))
+    assert selected.positions.tolist() == tiles.positions[[2, 0]].tolist()
+    assert selected.padded.tolist() == [True, False]
+    assert read_tiles(tile_file_path(tmp_path / "a", "case-17", layout)).select(np.array([1])).padded is None
+    with h5py.File(path, "r+") as file:
+        del file["padded"]
+        file["padded"] = [True]
+    with pytest.raises(TileStoreError, match=r"`padded` has shape \(1,\) instead of \(3,\)"):
+        read_tiles(path)
 
 
 def trident_side_px0(attributes):

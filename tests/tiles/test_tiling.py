@@ -12,6 +12,8 @@ from tapfm.slides.quality import FOCUS_MPP, detect_blur
 from tapfm.slides.quality import _sharpness as sharpness
 from tapfm.slides.scale import Scale, resolve_scale
 from tapfm.tiles.grid import TileSpec, TileStatus
+from tapfm.tiles.reading import TileRequest
+from tapfm.tiles.stream import TileStream
 from tapfm.tiles.tiling import _group_into_blocks as group_into_blocks
 from tapfm.tiles.tiling import _read_block as read_block
 from tapfm.tiles.tiling import no_tiles_error, tile_slide
@@ -289,6 +291,169 @@ def test_tissue_annotation_replaces_detection(tmp_path):
     (tmp_path / "s.geojson").write_text(f'{{"type": "Polygon", "coordinates": [{polygon}]}}')
     _, result = open_and_tile(path, TileSpec(min_tissue=0.5), tissue_path=tmp_path / "s.geojson")
     assert result.kept.tolist() == [[224, 224], [448, 224]]
+
+
+# --- tiles past the right and bottom edge
+
+PAD = TileSpec(edge_tiles="pad")
+
+
+def positions_with(result, status):
+    return result.positions[result.statuses == status].tolist()
+
+
+def write_tissue(folder, width, height):
+    """Write a slide that is covered by tissue."""
+    return write_slide(folder / "s.svs", section(width, height, tissue=(0, 0, 1, 1)))
+
+
+def test_edge_tiles_with_tissue_are_counted_and_skipped(tmp_path):
+    path = write_tissue(tmp_path, 1000, 700)  # 4 x 3 tiles, 104 px at the right, 28 px at the bottom
+    _, result = open_and_tile(path)
+    inside = [[x, y] for y in (0, 224, 448) for x in (0, 224, 448, 672)]
+    right = [[896, y] for y in (0, 224, 448)]  # the tiles of the lower row have too little tissue
+    assert result.kept.tolist() == inside
+    assert positions_with(result, TileStatus.EDGE) == right
+    assert result.counts[TileStatus.PADDED] == 0
+    assert len(result.positions) == 15
+    assert not result.padded.any()
+    assert result.tissue_mm2 == pytest.approx(1000 * 700 * 0.25e-6, rel=0.02)
+    assert result.removed_edge_mm2 == pytest.approx(104 * 672 * 0.25e-6, rel=0.1)  # of the thumbnail, 8 um per pixel
+
+
+def test_edge_tiles_are_kept_and_marked_with_pad(tmp_path):
+    _, result = open_and_tile(write_tissue(tmp_path, 1000, 700), PAD)
+    kept = [[x, y] for y in (0, 224, 448) for x in (0, 224, 448, 672, 896)]
+    assert result.kept.tolist() == kept
+    assert result.kept[result.padded].tolist() == [[896, 0], [896, 224], [896, 448]]
+    assert (result.counts[TileStatus.KEPT], result.counts[TileStatus.PADDED]) == (12, 3)
+    assert result.counts[TileStatus.BACKGROUND] == 5  # the lower row, 12.5% of each tile
+    assert result.counts[TileStatus.EDGE] == result.removed_edge_mm2 == 0
+
+
+@pytest.mark.parametrize(("min_tissue", "count"), [(0.4, 3), (0.5, 0)])
+@pytest.mark.parametrize("edge_tiles", ["skip", "pad"])
+def test_tissue_fraction_of_an_edge_tile_is_that_of_the_whole_tile(tmp_path, edge_tiles, min_tissue, count):
+    _, result = open_and_tile(write_tissue(tmp_path, 1000, 700), TileSpec(min_tissue=min_tissue, edge_tiles=edge_tiles))
+    # 104 of 224 px: 46%
+    assert result.counts[TileStatus.EDGE if edge_tiles == "skip" else TileStatus.PADDED] == count
+    assert result.counts[TileStatus.KEPT] == 12
+
+
+def test_tissue_at_the_edge_is_not_counted_twice_if_tiles_overlap(tmp_path):
+    path = write_tissue(tmp_path, 1000, 672)
+    _, result = open_and_tile(path, TileSpec(overlap_px=112))
+    assert positions_with(result, TileStatus.EDGE) == [[784, y] for y in range(0, 449, 112)]
+    # complete tiles end at 896
+    assert result.removed_edge_mm2 == pytest.approx(104 * 672 * 0.25e-6, rel=0.1)
+
+
+def test_edge_is_that_of_the_scanned_area(tmp_path):
+    areas = [(512, 256, section(600, 448, tissue=(0, 0, 1, 1)))]
+    path = write_scn(tmp_path / "s.scn", areas, (4096, 2048))
+    _, skipped = open_and_tile(path)
+    assert positions_with(skipped, TileStatus.EDGE) == [[960, 256], [960, 480]]
+    slide, padded = open_and_tile(path, PAD)
+    assert padded.kept[padded.padded].tolist() == [[960, 256], [960, 480]]
+    tile = slide.read(960, 256, 224, 224)
+    assert (tile[:, 152:] == 255).all()
+    assert (tile[:, :150] != 255).any(axis=2).mean() > 0.9
+
+
+@pytest.mark.parametrize("edge_tiles", ["skip", "pad"])
+def test_pen_at_the_edge(tmp_path, edge_tiles):
+    pixels = section(1000, 896, tissue=(0, 0, 1, 1))
+    pixels[:448, 900:] = (30, 60, 170)
+    path = write_slide(tmp_path / "s.svs", pixels)
+    _, result = open_and_tile(path, TileSpec(edge_tiles=edge_tiles))
+    # skipped tiles are counted for one reason only
+    assert result.counts[TileStatus.EDGE] == (4 if edge_tiles == "skip" else 0)
+    assert ([896, 0] in positions_with(result, TileStatus.PEN)) == (edge_tiles == "pad")
+    assert [896, 672] in positions_with(result, TileStatus.EDGE if edge_tiles == "skip" else TileStatus.PADDED)
+    _, unfiltered = open_and_tile(path, TileSpec(edge_tiles="pad", drop_pen=False, drop_blur=False))
+    assert unfiltered.counts[TileStatus.PADDED] == 4
+
+
+@pytest.mark.parametrize("mpp", [0.5, 0.33])
+def test_white_edge_does_not_look_like_focus(tmp_path, mpp):
+    side_px0 = SPEC.side_px0(mpp)
+    width, height = round(4.5 * 112 / mpp), round(3.6 * 112 / mpp)
+    pixels = section(width, height, tissue=(0, 0, 1, 1), nuclei_per_mpx=2000)
+    pixels[: height // 2] = cv2.GaussianBlur(pixels, (0, 0), 5 / mpp)[: height // 2]
+    path = write_slide(tmp_path / "s.svs", pixels, mpp=mpp, objective=20)
+    slide, result = open_and_tile(path, PAD)
+    assert len(positions_with(result, TileStatus.PADDED)) >= 5
+    blurred = [position for position in positions_with(result, TileStatus.BLUR) if position[0] + side_px0 > width]
+    assert [y for _, y in blurred] == [0]
+    if mpp == 0.5:
+        tile = slide.read(*blurred[0], side_px0, 56)
+        assert not detect_blur(tile[np.newaxis])[0], "with its white part, the tile would be classified as sharp"
+
+
+def test_narrow_edge_tiles_are_not_classified_as_out_of_focus(tmp_path):
+    pixels = cv2.GaussianBlur(section(914, 672, tissue=(0, 0, 1, 1)), (0, 0), 10)  # 18 px at the edge
+    _, result = open_and_tile(write_slide(tmp_path / "s.svs", pixels), TileSpec(min_tissue=0.05, edge_tiles="pad"))
+    assert result.counts[TileStatus.BLUR] == 12
+    assert positions_with(result, TileStatus.PADDED) == [[896, 0], [896, 224], [896, 448]]
+
+
+def test_unreadable_edge_tiles_are_removed(tmp_path):
+    pixels = section(2240 + 150, 2240, tissue=(0, 0, 1, 1))
+    path = write_slide(tmp_path / "s.svs", pixels, tile_px=224, downsamples=(1, 16))
+    _, result = open_and_tile(damage(path, [10, 54]), PAD)  # 11 blocks in each row
+    assert positions_with(result, TileStatus.UNREADABLE) == [[2240, 0], [2240, 896]]
+    assert result.counts[TileStatus.PADDED] == 8
+    assert open_and_tile(path)[1].counts[TileStatus.UNREADABLE] == 0  # skipped tiles are not read
+
+
+def test_skipped_edge_tiles_are_not_part_of_the_warning_of_a_filter(tmp_path):
+    pixels = cv2.GaussianBlur(section(1120 + 150, 1120, tissue=(0, 0, 1, 1)), (0, 0), 10)
+    _, result = open_and_tile(write_slide(tmp_path / "s.svs", pixels))
+    (warning,) = result.warnings
+    assert "blur filter removed 25 of 25 tissue tiles" in warning
+    error = no_tiles_error(result, "s.svs", SPEC)
+    assert "25 out of focus, 5 past the right or bottom edge" in error.message
+    assert "--edge-tiles pad" in error.hint
+
+
+def test_slide_smaller_than_a_tile_can_be_padded(tmp_path):
+    path = write_slide(tmp_path / "s.svs", section(500, 450, tissue=(0, 0, 1, 1)), downsamples=(1,))
+    _, skipped = open_and_tile(path, TileSpec(tile_px=512))
+    error = no_tiles_error(skipped, "s.svs", SPEC)
+    assert "smaller than one tile" in error.message
+    assert "--edge-tiles pad" in error.hint
+    _, padded = open_and_tile(path, TileSpec(tile_px=512, edge_tiles="pad"))
+    assert (padded.kept.tolist(), padded.padded.tolist()) == ([[0, 0]], [True])
+    glass = write_slide(tmp_path / "glass.svs", section(500, 450, tissue=(0, 0, 0, 0)), downsamples=(1,))
+    _, skipped = open_and_tile(glass, TileSpec(tile_px=512))
+    assert "--edge-tiles" not in no_tiles_error(skipped, "glass.svs", SPEC).hint
+
+
+def test_padded_tiles_are_read_with_white_by_workers_too(tmp_path):
+    path = write_tissue(tmp_path, 1000, 700)
+    slide, result = open_and_tile(path, PAD)
+    request = TileRequest("s", path, result.kept, result.side_px0, 112)
+    for workers in (0, 1):
+        with TileStream([request], workers=workers) as stream:
+            (read,) = stream
+        assert read.rows.tolist() == list(range(15))
+        padded = read.pixels[result.padded]
+        assert (padded[..., 52:] == 255).all()
+        assert (padded[..., :52].transpose(0, 2, 3, 1) != 255).any(axis=3).all()
+        np.testing.assert_array_equal(padded[0].transpose(1, 2, 0), slide.read(896, 0, 224, 112))
+
+
+@needs_real_slides
+def test_edge_tiles_of_a_real_slide():
+    slide = open_slide(REAL / "CMU-1-Small-Region.svs")
+    specs = {edge_tiles: TileSpec(tile_px=384, edge_tiles=edge_tiles) for edge_tiles in ("skip", "pad")}
+    skipped, padded = (tile_slide(slide, Scale(0.499, "file"), spec) for spec in specs.values())
+    assert len(skipped.kept) == 21
+    assert positions_with(skipped, TileStatus.EDGE) == padded.kept[padded.padded].tolist()
+    assert positions_with(skipped, TileStatus.EDGE) == [[x, 2693] for x in (385, 770, 1154, 1539)]
+    assert skipped.removed_edge_mm2 / skipped.tissue_mm2 == pytest.approx(0.122, abs=0.005)
+    tile = slide.read(385, 2693, padded.side_px0, 384)
+    assert (tile[2967 - 2693 + 1 :] == 255).all()
 
 
 @needs_real_slides

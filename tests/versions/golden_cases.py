@@ -144,6 +144,7 @@ def tiling_items(folder):
         "darkness": ("--size", 96, "--mpp", 1.0, "--tissue", "darkness", "--keep-pen", "--keep-blur"),
         "texture": ("--size", 112, "--mpp", 0.4, "--tissue", "texture", "--layout", "clam"),
         "mask": ("--size", 128, "--tissue-mask", masks, *both),
+        "padded": ("--size", 192, "--edge-tiles", "pad"),
     }
     items = {}
     for name, arguments in settings.items():

@@ -50,6 +50,8 @@ def test_the_collection_contains_predictions_but_no_paths(client, predicted):
         "call": 1,
         "label": 1,
         "constant": -0.5,
+        "call_name": "positive",
+        "label_name": "positive",
     }
     assert len(data["palettes"]["diverging"]) == 256
     details = client.get(f"/api/slides/{first['key']}").text

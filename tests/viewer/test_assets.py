@@ -1,18 +1,29 @@
 """Built web pages of the viewer."""
 
+from pathlib import Path
+
 import pytest
 
 from tapfm.errors import InputError
+from tapfm.viewer import assets as assets_module
 from tapfm.viewer.assets import _STATIC_FOLDER as STATIC_FOLDER
 from tapfm.viewer.assets import read_assets
 
+ROOT = Path(__file__).parents[2]
 
-def test_missing_pages_raise_an_error_with_build_instructions(tmp_path):
+
+def test_missing_pages_raise_an_error_that_says_how_to_get_them(tmp_path, monkeypatch):
     (tmp_path / "viewer.js").write_text("incomplete")
-    for folder in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(InputError, match="not built") as error:
-            read_assets(folder)
-        assert "make setup" in error.value.hint
+    for checkout, hints in (
+        (ROOT, ("make setup", str(ROOT))),
+        (tmp_path, ("make setup", "pip install", "release wheel")),
+    ):
+        monkeypatch.setattr(assets_module, "_CHECKOUT", checkout)
+        for folder in (tmp_path, tmp_path / "absent"):
+            with pytest.raises(InputError, match="no web pages") as error:
+                read_assets(folder)
+            for each in ("Node.js 18 or newer", *hints):
+                assert each in error.value.hint
 
 
 def test_assets_have_media_types_and_an_etag_of_their_content(tmp_path):

@@ -115,7 +115,8 @@ def test_the_first_slide_opens_with_its_heatmap(page, address):  # noqa: F811
     assert page.locator("#slide-list [aria-current=true] .slide-id").inner_text() == "case-1"
     assert page.locator("#slide-name").inner_text() == "case-1"
     assert "117 tiles" in page.locator("#slide-properties").inner_text()
-    assert page.locator("#prediction-table tbody tr").inner_text().split() == ["FGFR3", "0.250", "0.500", "+", "+", "✓"]
+    prediction = page.locator("#prediction-table tbody tr").inner_text().split()
+    assert prediction == ["FGFR3", "0.250", "0.500", "positive", "positive", "✓"]
     logit_sum = page.locator("#logit-sum").inner_text()
     assert re.search(r"FGFR3: 0\.500 = −0\.500 \(.*\) \+ 1\.00 \(.*tiles\)", logit_sum)
     assert page.locator("#visible-tiles").inner_text() == "117 of 117 tiles shown"
@@ -253,6 +254,28 @@ def test_a_click_opens_the_tile_at_full_resolution(page, address):  # noqa: F811
     assert dialog.is_hidden()
     wait_for_view(page, x="50", y="50")
     assert page.locator("#rank").inner_text() == "1 of 117"
+
+
+def test_a_tile_past_the_edge_is_shown_with_white_and_a_note(serve, page, tmp_path):  # noqa: F811
+    path = write_slide(tmp_path / "s.tif", section(450, 300), compression="zlib", aperio=False, downsamples=(1,))
+    write_predicted_slide(tmp_path / "predicted", path, "s", with_edge=True)
+    open_viewer(page, serve(tmp_path / "predicted"))
+    assert heatmap_colour(page, 440, 50) is not None
+    note = "extends past the edge of the slide"
+    page.mouse.click(*screen_position(page, 430, 50))
+    page.wait_for_function("() => document.getElementById('tile-image').naturalWidth === 100")
+    assert note in page.locator("#tile-size").inner_text()
+    pixel = """(x) => {
+      const copy = new OffscreenCanvas(100, 100).getContext("2d");
+      copy.drawImage(document.getElementById("tile-image"), 0, 0, 100, 100);
+      return [...copy.getImageData(x, 50, 1, 1).data.slice(0, 3)];
+    }"""
+    assert page.evaluate(pixel, 70) == [255, 255, 255]
+    assert page.evaluate(pixel, 20) != [255, 255, 255]
+    page.keyboard.press("Escape")
+    page.mouse.click(*screen_position(page, 350, 50))
+    page.locator("dialog#tile-dialog").wait_for()
+    assert note not in page.locator("#tile-size").inner_text()
 
 
 def test_search_sort_and_step_through_slides(page, address):  # noqa: F811

@@ -18,13 +18,19 @@ _PHASE_NAMES = {"train": "training", "validate": "validation"}
 
 
 class TrainingDisplay:
-    """Training listener that shows the progress of a run and writes TensorBoard event files."""
+    """Training listener that shows the progress of a run and writes TensorBoard event files.
 
-    def __init__(self, console: Console, epochs: int, slides: int, validation_slides: int, folder: Path) -> None:
+    label: name of the run if it is one of several, such as "fold 2 of 5".
+    """
+
+    def __init__(
+        self, console: Console, epochs: int, slides: int, validation_slides: int, folder: Path, *, label: str = ""
+    ) -> None:
         self._console, self._epochs = console, epochs
+        self._prefix = f"{label}, " if label else ""
         self._per_epoch = slides + validation_slides
         self._progress = make_progress_bars(console)
-        self._run = self._progress.add_task("run", total=epochs * self._per_epoch, note="", visible=False)
+        self._run = self._progress.add_task(label or "run", total=epochs * self._per_epoch, note="", visible=False)
         self._pass: TaskID = self._progress.add_task("", total=None, note="", visible=False)
         self._progress.start()
         self._printed_at = time.monotonic()
@@ -62,13 +68,15 @@ class TrainingDisplay:
         self._progress.update(self._run, advance=1, note=_describe_best_epoch(progress))
         if not self._console.is_terminal and time.monotonic() - self._printed_at > PRINT_INTERVAL_S:
             phase = _PHASE_NAMES[self._phase]
-            self._print(f"epoch {self._epoch + 1}/{self._epochs} {phase}: {self._done} of {self._total} slides, {note}")
+            epoch = f"{self._prefix}epoch {self._epoch + 1}/{self._epochs}"
+            self._print(f"{epoch} {phase}: {self._done} of {self._total} slides, {note}")
 
     def on_epoch_end(self, row: Mapping[str, Any], *, best: bool) -> None:
         """Print the metrics of an epoch, and write them to TensorBoard."""
         auc = f"AUC {_format_auc(row['train_macro_auc'])} training, {_format_auc(row['val_macro_auc'])} validation"
+        epoch = f"{self._prefix}epoch {row['epoch']}/{self._epochs}"
         self._print(
-            f"epoch {row['epoch']}/{self._epochs}: L_agg {row['loss_agg']:.4f}, {auc}{' (best)' if best else ''}, "
+            f"{epoch}: L_agg {row['loss_agg']:.4f}, {auc}{' (best)' if best else ''}, "
             f"{row['tiles_per_second']:,.0f} tiles/s, waiting for data {row['data_wait_fraction']:.0%}, "
             f"{row['seconds']:,.0f} s"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -33,10 +34,11 @@ _GRAPH_VALUES_PER_INPUT = 24  # approximate number of values that a block saves 
 
 
 class BuiltLearner(NamedTuple):
-    """A learner, the SHA-256 of its encoder's weights if known, and the step plan if a GPU trains the encoder."""
+    """A learner, the origin of its encoder's weights if known, and the step plan if a GPU trains the encoder."""
 
     learner: Learner
     weights_sha256: str | None
+    weights: Mapping[str, str | None] | None  # their source; None with stored features
     plan: StepPlan | None
 
 
@@ -48,7 +50,7 @@ def build_learner(config: RunConfig, data: RunData, device: torch.device) -> Bui
     plan = None
     if config.adaptation.method == "fixed":
         metadata = _check_stored_features(config, data)
-        encoder, feature_size, sha256 = None, metadata.size, metadata.weights_sha256
+        encoder, feature_size, sha256, weights = None, metadata.size, metadata.weights_sha256, None
     else:
         # the learner moves it to the device after the conversion to the dtype of the weights
         try:
@@ -57,7 +59,7 @@ def build_learner(config: RunConfig, data: RunData, device: torch.device) -> Bui
             error.hint = error.hint.replace("--weights ", "--set encoder.weights=")
             error.hint = error.hint.replace("--weights", "--set encoder.weights=FILE")
             raise
-        feature_size, sha256 = encoder.feature_size, provenance.sha256
+        feature_size, sha256, weights = encoder.feature_size, provenance.sha256, provenance.as_json()
         plan = _make_plan(config, data, encoder, device) if device.type == "cuda" else None
         encoder.compile_blocks(compiled)
         if plan is not None:
@@ -76,7 +78,7 @@ def build_learner(config: RunConfig, data: RunData, device: torch.device) -> Bui
     adaptation = build_adaptation_settings(config, chunking, compute_dtype)
     optimiser_settings = build_optimiser_settings(config, plan, weights_dtype=weights_dtype, compiled=compiled)
     model = SlideModel(encoder, aggregator, task, compute_dtype)
-    return BuiltLearner(Learner(model, adaptation, optimiser_settings), sha256, plan)
+    return BuiltLearner(Learner(model, adaptation, optimiser_settings), sha256, weights, plan)
 
 
 def _limit_memory(config: RunConfig, device: torch.device) -> None:

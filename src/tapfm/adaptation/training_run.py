@@ -51,19 +51,29 @@ class TrainingResult:
 
 
 def run_training(
-    config: RunConfig, data: RunData, folder: Path, *, resume: bool, workers: int, console: Console
+    config: RunConfig,
+    data: RunData,
+    folder: Path,
+    *,
+    resume: bool,
+    workers: int,
+    console: Console,
+    resume_command: str | None = None,
+    label: str = "",
 ) -> TrainingResult:
     """Train, or resume the run in the folder. Then predict the validation and test slides with all tiles.
 
     Raises `Interrupted` after a signal; a checkpoint is saved before.
+
+    resume_command: shown in messages; None for the command that resumes this run. label: shown with the progress.
     """
-    run_folder, config = RunFolder(folder), complete_class_texts(config, data)
+    run_folder, config = RunFolder(folder, resume_command), complete_class_texts(config, data)
     with lock_folder(folder, "tapfm train"), StopSignalHandler(console.print) as stop:
         remove_unfinished_files(folder, folder / "checkpoints")
         _check_run_folder(run_folder, config, data, resume=resume)
         config = _keep_saved_moments(run_folder, config)
         device = choose_device(config.machine.device)
-        learner, weights_sha256, plan = build_learner(config, data, device)
+        learner, weights_sha256, weights, plan = build_learner(config, data, device)
         learner.on_smaller_chunks = partial(_report_out_of_memory, console)
         if run_folder.has_run:
             run_folder.check_same_encoder_weights(weights_sha256)
@@ -75,7 +85,7 @@ def run_training(
             run_folder.check_disk_space(learner)
         tiles = data.slides[0].tiles
         tiling = None if tiles is None else tiles.tiling_settings
-        environment = collect_environment(device, weights_sha256, _describe_feature_source(data), tiling)
+        environment = collect_environment(device, weights_sha256, weights, _describe_feature_source(data), tiling)
         if run_folder.has_run:
             run_folder.add_environment(environment)
         else:
@@ -95,7 +105,9 @@ def run_training(
         try:
             if not progress.finished:
                 bags = _make_bags(config, data, learner, workers)
-                display = TrainingDisplay(console, config.schedule.epochs, len(training), len(validation), folder)
+                display = TrainingDisplay(
+                    console, config.schedule.epochs, len(training), len(validation), folder, label=label
+                )
                 with closing(display):
                     fit(
                         learner,

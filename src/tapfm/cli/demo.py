@@ -83,6 +83,8 @@ def _print_results(size: DemoSize, results: DemoResults, console: Console) -> No
     for table in (results.aucs, results.attention_check):
         console.print()
         console.print(rich_table(table))
+        for note in table.notes:
+            console.print(note, markup=False)
     console.print()
     console.print(
         size.note

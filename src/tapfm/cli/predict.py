@@ -55,9 +55,10 @@ def predict(options: workflow.PredictOptions) -> None:
 
 
 def _print_predictions(predictions: Predictions, console: Console, stderr: Console) -> None:
+    from tapfm.evaluation.predictions import describe_few_tiles
     from tapfm.prediction.folder import PREDICTIONS_CSV
     from tapfm.results.formatting import MISSING
-    from tapfm.results.table import Column, Table, table_row
+    from tapfm.results.table import Cell, Column, Table, table_row
     from tapfm.results.terminal import rich_table
 
     columns = [Column("slide", text=True), Column("target", text=True), Column("probability")]
@@ -67,12 +68,15 @@ def _print_predictions(predictions: Predictions, console: Console, stderr: Conso
         for number, (target, prediction) in enumerate(slide.targets.items()):
             call = MISSING if prediction.call is None else slide.kinds[target].describe_label(prediction.call)
             slide_id, tiles, seconds = (slide.slide_id, slide.tiles, slide.seconds) if number == 0 else (None,) * 3
-            rows.append(table_row(slide_id, target, prediction.probability, call, tiles, seconds))
+            call_cell = Cell(call, detail=slide.warning)
+            rows.append(table_row(slide_id, target, prediction.probability, call_cell, tiles, seconds))
     console.print(rich_table(Table(columns, rows)))
     if len(predictions.slides) > _MAX_SLIDES:
         console.print(f"... and {format_count(len(predictions.slides) - _MAX_SLIDES, 'more slide')}")
     folder = predictions.folder.path
     print_line(stderr, f"Predicted {format_count(len(predictions.slides), 'slide')}: {folder / PREDICTIONS_CSV}")
+    if few := sum(bool(slide.warning) for slide in predictions.slides):
+        stderr.print(describe_few_tiles(few), style="bold yellow", markup=False, soft_wrap=True)
     if predictions.failed:
         failed = format_count(len(predictions.failed), "slide")
         print_line(stderr, f"{failed} failed. Reasons: {folder / 'failures.csv'}")

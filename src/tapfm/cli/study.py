@@ -53,7 +53,9 @@ def study(options: workflow.StudyOptions) -> None:
         for run in result.runs:
             state = f"  {run.state}" if run.state else ""
             print_line(stdout_console(), f"{run.name}{state}")
-        if result.table is not None:
-            stdout_console().print(rich_table(result.table) if result.table.rows else "No run is finished yet.")
+        if result.headline is not None:
+            stdout_console().print(rich_table(result.headline) if result.headline.rows else "No run is finished yet.")
+            for note in result.headline.notes:
+                print_line(stdout_console(), note)
     if any(result.failed for result in results):
         raise typer.Exit(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import typer
@@ -51,6 +52,22 @@ def tile(options: workflow.TileOptions) -> None:
     raise typer.Exit(table.exit_code(options.only or None, options.allow_failures))
 
 
+def _describe_edge_tiles(records: Sequence[TilingRecord]) -> Iterator[str]:
+    """Yield a line about the tiles that are padded, and one about those that are removed, if there are any."""
+    if padded := sum(record.tiles_padded or 0 for record in records):
+        yield (
+            f"{padded:,} of these tiles extend past the right or bottom edge of the slide; pixels outside it are white."
+        )
+    known = [record for record in records if record.removed_edge is not None]
+    if removed := sum(record.removed_edge or 0 for record in known):
+        tissue_mm2 = sum(record.tissue_mm2 or 0 for record in known)
+        removed_mm2 = sum(record.removed_edge_mm2 or 0 for record in known)
+        yield (
+            f"Not included: {format_count(removed, 'tile')} with tissue at the right or bottom edge "
+            f"({removed_mm2 / tissue_mm2:.1%} of the tissue). To keep them: --edge-tiles pad"
+        )
+
+
 def _print_result(table: SlideTable[TilingRecord], console: Console) -> None:
     from tapfm.tiles.cohort_tiling import find_unrelated_tile_files
 
@@ -58,6 +75,8 @@ def _print_result(table: SlideTable[TilingRecord], console: Console) -> None:
     print_line(
         console, f"Tiled {len(table.finished):,} of {len(table.records_in_cohort_order):,} slides: {tiles:,} tiles."
     )
+    for line in _describe_edge_tiles(table.records_in_cohort_order):
+        print_line(console, line)
     if others := find_unrelated_tile_files(table):
         print_line(
             console,

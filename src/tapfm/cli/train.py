@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import typer
 from rich.console import Console
 
 from tapfm.cli.command import command
-from tapfm.cli.console import print_line, stderr_console
+from tapfm.cli.console import print_line, stderr_console, stdout_console
 from tapfm.runtime.messages import format_command, format_count
 from tapfm.workflows import train as workflow
 
 if TYPE_CHECKING:
     from tapfm.adaptation.training_run import TrainingResult
+    from tapfm.workflows.cross_validation import CrossValidation
 
 
 @command(workflow.TrainOptions)
@@ -32,6 +33,7 @@ def train(options: workflow.TrainOptions) -> None:
       tapfm train run.toml --out runs/first
       tapfm train run.toml --out runs/first --resume   # after Ctrl-C or a crash
       tapfm train run.toml --out runs/half --set adaptation.lambda=0.5
+      tapfm train run.toml --out runs/cv --folds 5     # cross-validation
 
     \b
     Output files:
@@ -42,11 +44,21 @@ def train(options: workflow.TrainOptions) -> None:
       config.toml, environment.json, split.csv   settings, versions, slides
       failures.csv                               slides and tiles that failed
 
+    \b
+    With --folds:
+      fold-0/, fold-1/, ...                      run folder of each fold
+      metrics.md, predictions.csv, roc.png, ...  out-of-fold results of all folds
+      ensemble.json                              all folds as one model
+      folds.csv                                  cohort table with new folds
+
     Exit code 3 if more slides failed than --allow-failures, 130 after Ctrl-C,
     143 after SIGTERM.
     """
     result = workflow.train.run(options, stderr_console())
-    _print_result(result, stderr_console())
+    if options.folds is None:
+        _print_result(cast("TrainingResult", result), stderr_console())
+    else:
+        _print_cross_validation(cast("CrossValidation", result), stdout_console(), stderr_console())
     if len(result.failed) > result.allowed_failures:
         raise typer.Exit(3)
 
@@ -68,3 +80,19 @@ def _print_result(result: TrainingResult, console: Console) -> None:
         print_line(console, f"Next: {next_command}")
     export = format_command("export", folder, "--out", Path("exported") / folder.name)
     print_line(console, f"To use the model in other programs: {export}")
+
+
+def _print_cross_validation(result: CrossValidation, console: Console, stderr: Console) -> None:
+    from tapfm.results.terminal import rich_table
+
+    folder, table = result.folder, result.table
+    console.print(rich_table(table))
+    for note in table.notes:
+        print_line(stderr, note)
+    if result.failed:
+        print_line(stderr, f"{format_count(len(result.failed), 'slide')} failed. Reasons: {folder / 'failures.csv'}")
+    print_line(stderr, f"Results: {folder / 'metrics.md'} and {folder / 'roc.png'}")
+    report = format_command("report", folder, "--out", f"{folder.name}.html")
+    print_line(stderr, f"Next: {report}")
+    evaluate = format_command("evaluate", folder, "--cohort", "EXTERNAL.csv", "--tiles", "DIR", "--out", "DIR")
+    print_line(stderr, f"To evaluate the ensemble of all folds on another cohort: {evaluate}")

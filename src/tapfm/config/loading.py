@@ -36,12 +36,14 @@ _PLACEHOLDER_ENCODER = "uni"  # its defaults are used to validate the other sett
 def load_config(file: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read RUN.toml and apply `--set` overrides.
 
+    Settings that neither the file nor an override gives get the defaults of the resulting recipe, encoder and method.
     Paths in the file are relative to the folder of the file, paths in overrides are relative to the current folder.
     """
     tables = read_toml(file, create_command=format_command("config", "--out", file))
     resolve_paths(tables, file.parent)
-    _apply_overrides(tables, overrides)
-    return resolve_config(tables, f"{file} with the command-line options" if overrides else str(file))
+    if not overrides:
+        return resolve_config(tables, str(file))
+    return _resolve_with_overrides(tables, overrides, f"{file} with the command-line options")
 
 
 def read_toml(file: Path, create_command: str) -> dict[str, Any]:
@@ -62,27 +64,36 @@ def read_toml(file: Path, create_command: str) -> dict[str, Any]:
 
 
 def override_settings(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
-    """Return a configuration with `--set` overrides applied."""
+    """Return a configuration with `--set` overrides applied, as if they had been given together with its settings.
+
+    Settings that were not given are computed again, because their defaults may depend on the overrides.
+    """
     if not overrides:
         return config
-    tables = config.as_tables()
-    _apply_overrides(tables, overrides)
-    return resolve_config(tables, "The configuration changed by --set")
+    tables = config.given_tables()
+    if not tables or resolve_config(tables) != config:  # built in another way, or changed by `model_copy`
+        tables = config.as_tables()
+    return _resolve_with_overrides(tables, overrides, "The configuration changed by --set")
 
 
-def _apply_overrides(tables: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Apply `--set` overrides to tables in place. Paths in overrides are relative to the current folder."""
+def _resolve_with_overrides(tables: dict[str, Any], overrides: Sequence[str], source: str) -> RunConfig:
+    """Apply `--set` overrides to the given settings in place, then resolve them.
+
+    Paths in overrides are relative to the current folder.
+    """
     override_tables: dict[str, Any] = {}
     for override in overrides:
         _add_override(override_tables, override)
     resolve_paths(override_tables, Path())
     merge_tables(tables, override_tables)
+    hint = "--set keeps all other settings that RUN.toml contains: change or remove those that contradict it."
+    return resolve_config(tables, source, hint=hint)
 
 
-def resolve_config(tables: Mapping[str, Any], source: str = "The configuration") -> RunConfig:
+def resolve_config(tables: Mapping[str, Any], source: str = "The configuration", *, hint: str = "") -> RunConfig:
     """Add the defaults of the recipe and validate all settings. Raises SettingError with the problems that were found.
 
-    source: name of the configuration in the error message.
+    source: name of the configuration in the error message. hint: first line of the hint of the error.
     """
     problems = _describe_non_tables(tables)
     if not problems:
@@ -98,8 +109,9 @@ def resolve_config(tables: Mapping[str, Any], source: str = "The configuration")
         else:
             problems += find_problems(config)
             if not problems:
-                return config
-    raise make_problems_error(source, problems, hint="To see all settings with descriptions: tapfm config")
+                return config.with_given_settings(tables)
+    help_hint = "To see all settings with descriptions: tapfm config"
+    raise make_problems_error(source, problems, hint=f"{hint}\n{help_hint}" if hint else help_hint)
 
 
 def make_problems_error(source: str, problems: Sequence[str], hint: str) -> SettingError:

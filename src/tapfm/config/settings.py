@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from tapfm.cohort.table_options import MISSING_VALUES, TableOptions
 from tapfm.config.recipes import Method, Recipe
@@ -288,6 +291,14 @@ class MachineSection(SettingsModel):
     allow_failures: int = setting("stop the run if more than this number of slides fail", default=0, ge=0)
 
 
+@dataclass(frozen=True)
+class _GivenSettings:
+    """The settings that the user gave, as TOML tables. The others are defaults of the recipe."""
+
+    # not compared: configurations with the same values are equal, whether the values were given or are defaults
+    tables: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+
 class RunConfig(SettingsModel):
     """The complete configuration of a run."""
 
@@ -307,6 +318,17 @@ class RunConfig(SettingsModel):
     augmentation: AugmentationSection
     selection: SelectionSection  # of the best epoch
     machine: MachineSection = Field(default_factory=MachineSection)
+    _given: _GivenSettings = PrivateAttr(default_factory=_GivenSettings)
+
+    def with_given_settings(self, tables: Mapping[str, Any]) -> RunConfig:
+        """Return a copy that remembers which settings the user gave."""
+        remembering = self.model_copy()
+        remembering._given = _GivenSettings(copy.deepcopy(dict(tables)))
+        return remembering
+
+    def given_tables(self) -> dict[str, Any]:
+        """Return the settings that the user gave as TOML tables; empty if they are not known."""
+        return copy.deepcopy(dict(self._given.tables))
 
     @property
     def class_texts(self) -> dict[str, dict[str, list[str]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tapfm.demo.folder import COHORTS, DemoFolder
@@ -13,9 +13,15 @@ from tapfm.results.estimate import Estimate
 from tapfm.results.table import Cell, Column, Table, table_row
 from tapfm.runtime.csv_files import read_csv
 from tapfm.runtime.messages import format_count
-from tapfm.study.comparison import parse_auc_row
+from tapfm.study.comparison import COHORT_TITLES
+from tapfm.study.headline import CHOSEN, VALIDATION_TITLE, read_headline_rows
+from tapfm.study.validation import CHOICE_RULE
 
 _COHORT_TITLES = {"test": "held-out", "external": "external"}
+# by title in the headline of the study
+_SET_TITLES = {VALIDATION_TITLE: "validation"} | {
+    COHORT_TITLES[cohort]: title for cohort, title in _COHORT_TITLES.items()
+}
 _METHOD_TITLES = {"fixed": "fixed encoder + ABMIL", "finetune": "fine-tuned encoder + ABMIL", "tapfm": "TAPFM"}
 _SCORE_TITLES = {
     "attention_before": "attention, pretrained encoder",
@@ -41,16 +47,23 @@ def read_results(folder: DemoFolder) -> DemoResults:
 
 
 def _auc_table(folder: DemoFolder) -> Table:
-    patients, aucs = dict.fromkeys(COHORTS, "0"), dict[str, dict[str, Cell]]()
-    for line in read_csv(folder.auc_table):
-        patients[line["cohort"]] = line["patients"]
-        title = _METHOD_TITLES.get(line["method"], line["model"])
-        aucs.setdefault(title, {})[line["cohort"]] = _cell(parse_auc_row(line))
-    titles = [f"{_COHORT_TITLES[cohort]} ({patients[cohort]} patients)" for cohort in COHORTS]
-    rows = [
-        table_row(title, *(cells.get(cohort, Estimate(None)) for cohort in COHORTS)) for title, cells in aucs.items()
+    """Return the AUCs of each method; the one that is chosen on validation is marked."""
+    lines = read_csv(folder.auc_table)
+    titles = {line["model"]: _METHOD_TITLES.get(line["method"], line["model"]) for line in lines}
+    rows = [replace(row, model=titles[row.model]) for row in read_headline_rows(lines)]
+    columns = [Column("", text=True)]
+    for name, title in _SET_TITLES.items():
+        patients = next((row.aucs[name].patients for row in rows if name in row.aucs), 0)
+        columns.append(Column(f"{title} ({format_count(patients, 'patient')})"))
+    table_rows = [
+        table_row(
+            f"{row.model} *" if row.chosen else row.model,
+            *(_cell(row.aucs[name].auc) if name in row.aucs else Cell() for name in _SET_TITLES),
+        )
+        for row in rows
     ]
-    return Table([Column("", text=True), *map(Column, titles)], rows, f"AUC, {TARGET}")
+    note = f"* {CHOSEN}: {CHOICE_RULE}. The held-out and external slides are not used to choose."
+    return Table(columns, table_rows, f"AUC, {TARGET}", [note] if any(row.chosen for row in rows) else [])
 
 
 def _attention_check_table(measured: Mapping[str, Any]) -> Table:

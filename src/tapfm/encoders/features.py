@@ -1,7 +1,8 @@
 """Read and write the features of a slide, one file per slide; files of TRIDENT, CLAM and STAMP can be read too.
 
 tapfm    <slide>.h5           `features` (N, D) float32 and `coords` (N, 2), top left in level-0 pixels, in the layout
-                              of TRIDENT; `attention` (N,) float32, the raw attention r of eq. 1
+                              of TRIDENT; `attention` (N,) float32, the raw attention r of eq. 1; `padded` (N,)
+                              bool, if the tile file has it
 TRIDENT  <slide>.h5           `features` (N, D) or (1, N, D), and `coords`, each described by its attributes
 CLAM     h5_files/<slide>.h5  the same without attributes; pt_files/<slide>.pt contains only the features, as a tensor
 STAMP    <slide>.h5           `feats` (N, D) float16; `coords` in microns, which cannot be converted without the mpp, or
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 from tapfm.errors import FeatureStoreError
 from tapfm.runtime.files import write_atomically
 from tapfm.tiles.grid import Positions
-from tapfm.tiles.store import TileSet, is_stored_none, tapfm_attributes, trident_attributes
+from tapfm.tiles.store import PADDED_DATASET, TileSet, is_stored_none, tapfm_attributes, trident_attributes
 
 FeatureFormat = Literal["tapfm", "TRIDENT", "CLAM", "STAMP", "pt"]
 
@@ -77,10 +78,9 @@ def write_features(
 ) -> None:
     """Write the feature file of a slide atomically; `attributes` are stored with the features.
 
-    `features.positions` may be fewer than the positions in `tiles` if some tiles were unreadable; None means all tiles.
+    tiles: the tiles of these features, in the same order. Their positions are stored, not those in `features`.
     """
-    positions = tiles.positions if features.positions is None else features.positions
-    _check_arrays(f"Slide '{features.slide_id}'", features.features, positions, features.attention)
+    _check_arrays(f"Slide '{features.slide_id}'", features.features, tiles.positions, features.attention)
     all_attributes = dict(attributes) | {
         "name": features.slide_id,
         "savetodir": "features",
@@ -90,7 +90,9 @@ def write_features(
     buffer = io.BytesIO()
     with h5py.File(buffer, "w") as file:
         _write_dataset(file, "features", features.features.astype(np.float32, copy=False), all_attributes)
-        _write_dataset(file, "coords", positions.astype(np.int64, copy=False), _coords_attributes(tiles))
+        _write_dataset(file, "coords", tiles.positions.astype(np.int64, copy=False), _coords_attributes(tiles))
+        if tiles.padded is not None:
+            _write_dataset(file, PADDED_DATASET, tiles.padded, {})
         if features.attention is not None:
             _write_dataset(file, "attention", features.attention.astype(np.float32, copy=False), {})
     write_atomically(path, buffer.getvalue())

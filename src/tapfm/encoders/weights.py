@@ -9,9 +9,10 @@ import argparse
 import json
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +47,8 @@ from tapfm.runtime.files import file_sha256
 _SUFFIXES = (".safetensors", ".bin", ".pth", ".pt")
 _MAX_LISTED = 5  # mismatches named in an error
 
+WeightsSource = Literal["package", "hub", "local"]  # comes with tapfm; Hugging Face Hub; a file that the user passed
+
 
 @dataclass(frozen=True)
 class Provenance:
@@ -55,6 +58,18 @@ class Provenance:
     sha256: str
     published: bool | None  # whether the digest is that of the published file; None if that is unknown
     position_embedding: str  # how the position embedding was resampled, if at all
+    source: WeightsSource
+    repository: str | None = None  # on the Hugging Face Hub, if they are from there
+    revision: str | None = None
+
+    def as_json(self) -> dict[str, str | None]:
+        """Return the source of the file without its folder, for the files of a run."""
+        return {
+            "source": self.source,
+            "repository": self.repository,
+            "revision": self.revision,
+            "file": self.file.name,
+        }
 
 
 class LoadedEncoder(NamedTuple):
@@ -100,7 +115,11 @@ def load_encoder(
     position_embedding = _resample_to_tile_size(state, vit, card)
     _load_state(state, into=vit, file=found.file, card=card)
     ready = VitEncoder(vit, mean=card.mean, std=card.std, feature=feature or card.feature)
-    return LoadedEncoder(ready, card, Provenance(found.file, digest, published, position_embedding))
+    provenance = Provenance(found.file, digest, published, position_embedding, found.source)
+    if found.source == "hub":
+        revision = card.revision or _find_snapshot_revision(found.file)
+        provenance = replace(provenance, repository=card.repository, revision=revision)
+    return LoadedEncoder(ready, card, provenance)
 
 
 class _FoundWeights(NamedTuple):
@@ -109,6 +128,7 @@ class _FoundWeights(NamedTuple):
     file: Path
     expect_published: bool
     config: Path | None = None
+    source: WeightsSource = "local"
 
 
 def _find_local_weights(card: EncoderCard, path: Path) -> _FoundWeights:
@@ -162,13 +182,13 @@ def _find_published_weights(card: EncoderCard) -> _FoundWeights:
                 f"{card.file} of {card.name}, which comes with tapfm, is missing from {card.package_folder}.",
                 hint=f"Install tapfm again: {card.redownload_command}",
             )
-        return _find_local_weights(card, card.package_folder)
+        return _find_local_weights(card, card.package_folder)._replace(source="package")
     if not card.repository:
         download = f"Download {card.file} ({card.notes}), and pass it" if card.sha256 else "Pass a weights file"
         raise WeightsNotFoundError(f"{card.name} is not on the Hugging Face Hub.", hint=f"{download}: --weights FILE")
     cached = try_to_load_from_cache(card.repository, card.file, revision=card.revision)
     if isinstance(cached, str):
-        return _FoundWeights(Path(cached), expect_published=True)
+        return _FoundWeights(Path(cached), expect_published=True, source="hub")
     try:
         file = hf_hub_download(card.repository, card.file, revision=card.revision)
     except GatedRepoError as error:
@@ -190,7 +210,12 @@ def _find_published_weights(card: EncoderCard) -> _FoundWeights:
             f"Could not download {card.file} of {card.repository}: {str(error).splitlines()[0]}",
             hint="Try again later, or pass a weights file: --weights FILE",
         ) from error
-    return _FoundWeights(Path(file), expect_published=True)
+    return _FoundWeights(Path(file), expect_published=True, source="hub")
+
+
+def _find_snapshot_revision(file: Path) -> str | None:
+    """Return the revision of a file in the Hugging Face cache: the name of the folder below `snapshots`."""
+    return next((folder.name for folder, parent in pairwise(file.parents) if parent.name == "snapshots"), None)
 
 
 def _make_gated_error(card: EncoderCard) -> GatedWeightsError:

@@ -21,6 +21,7 @@ class AlignedPredictions:
     """The units that all models have, and the predictions of each model for them in the same order."""
 
     units: list[Prediction]
+    slide_count: int
     seeds: Mapping[str, list[list[Prediction]]]  # by model, a list for each seed
     excluded: Mapping[str, tuple[str, ...]]  # by model, patients and slides that other models lack
     partial_labels: tuple[str, ...]  # units and targets with a label in only some models
@@ -40,12 +41,15 @@ def align_predictions(models: Mapping[str, SeedPredictions], targets: TargetKind
     common = sorted(set.intersection(*(set(each) for each in all_seeds)))
     if not common:
         raise _nothing_in_common_error(units)
+    patients = {key[:2] for key in common}
+    first_used = next(iter(used.values()))[0]
     labels = {key: _collect_labels([each[key] for each in all_seeds], targets) for key in common}
     _check_labels_agree(labels, targets)
     return AlignedPredictions(
         units=[
             replace(all_seeds[0][key], labels={t: next(iter(labels[key][t]), None) for t in targets}) for key in common
         ],
+        slide_count=len(common) if unit == "slide" else sum(patient_key(each) in patients for each in first_used),
         seeds={name: [[each[key] for key in common] for each in model] for name, model in units.items()},
         excluded={name: _list_excluded(model, used[name], common) for name, model in slides.items()},
         partial_labels=tuple(

@@ -17,6 +17,7 @@ from tapfm.runtime.messages import format_count
 from tapfm.tasks.target import BASELINE, TargetKinds
 
 MODEL = "model"
+OUT_OF_FOLD = "out-of-fold"  # in place of a split: the test slides of all folds of a cross-validation
 _BASELINE_NOTE = (
     "A model that is not clearly better than this baseline may rely on stain, scanner or section size instead of "
     "tissue morphology."
@@ -134,12 +135,19 @@ def build_evaluation_sections(results: EvaluationResults) -> list[Section]:
 def _describe_evaluation(results: EvaluationResults) -> str:
     """Return text about the model, the slides and the confidence intervals."""
     about = results.about
+    count = f"{format_count(results.slide_count, 'slide')} of {format_count(results.patient_count, 'patient')}"
+    intervals = describe_intervals(about["unit"], about["resamples"])
+    if about["split"] == OUT_OF_FOLD:
+        return (
+            f"Out-of-fold results of the cross-validation `{about['model']}` (`{about['table']}`): {count}, with all "
+            "tiles of each slide. Each patient is predicted by the model of the fold that used this patient neither "
+            f"for training nor for validation. {intervals}"
+        )
     part = "all slides" if about["split"] in (None, ALL) else f"the split `{about['split']}`"
     cohort = "its own cohort" if about["cohort"] == "own" else "a cohort given with `--cohort`"
-    count = f"{format_count(results.slide_count, 'slide')} of {format_count(results.patient_count, 'patient')}"
     return (
         f"The {about['kind']} `{about['model']}` was evaluated on {part} of {cohort} (`{about['table']}`): {count}, "
-        f"with all tiles of each slide. {describe_intervals(about['unit'], about['resamples'])}"
+        f"with all tiles of each slide. {intervals}"
     )
 
 
@@ -186,6 +194,11 @@ def build_metric_table(results: EvaluationResults) -> Table:
 
 def _threshold_warning(results: EvaluationResults) -> str:
     """Return a warning if thresholds are evaluated on the slides they were chosen on; empty otherwise."""
+    if results.about["split"] == OUT_OF_FOLD:
+        return (
+            " The validation slides of each fold are test slides of another fold, so the metrics at these thresholds "
+            "are slightly optimistic. The evaluation of each fold has its own thresholds, without this overlap."
+        )
     if results.about["cohort"] != "own" or results.about["split"] not in (VALIDATION, ALL):
         return ""
     return " These slides are also evaluated here, so the metrics at these thresholds are optimistic."

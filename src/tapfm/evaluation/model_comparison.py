@@ -43,6 +43,7 @@ class Comparison:
     targets: tuple[str, ...]
     unit: Unit
     patient_count: int
+    slide_count: int
     excluded: Mapping[str, tuple[str, ...]]  # by model, patients and slides that other models lack
     partial_labels: tuple[str, ...]  # units and targets that have a label in only some models; all models use it
     aucs: Mapping[tuple[str, str], Estimate]  # by model and target; with several targets also "macro"
@@ -107,6 +108,7 @@ def compare_models(
         targets=tuple(targets),
         unit=unit,
         patient_count=aligned.patient_count,
+        slide_count=aligned.slide_count,
         excluded=aligned.excluded,
         partial_labels=aligned.partial_labels,
         aucs=aucs,

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 
 from tapfm.errors import InputError, LabelError, SettingError
 from tapfm.runtime.csv_files import write_csv
+from tapfm.runtime.messages import format_count
 from tapfm.tasks.catalog import target_kinds
 from tapfm.tasks.target import Label, TargetKind, TargetKinds
 
@@ -32,6 +33,7 @@ COLUMNS = (
     "tiles",
     "tiles_failed",
 )
+_FEW_TILES = 20  # a prediction from fewer tiles gets a warning
 _REQUIRED = ("patient_id", "slide_id", "target", "label", "probability")  # tables of other tools may have only these
 _TABLE_HINT = (
     f"Use a CSV file with a row for each slide and target, and the columns {', '.join(COLUMNS)}. "
@@ -89,6 +91,18 @@ class AucScores:
     auc: Mapping[str, float | None]
     undefined_reasons: Mapping[str, str]  # by target, for targets without an AUC
     macro: float | None
+
+
+def few_tiles_warning(tiles: int) -> str:
+    """Return "only 7 tiles", or an empty string if there are enough tiles or their number is unknown (0)."""
+    return f"only {format_count(tiles, 'tile')}" if 0 < tiles < _FEW_TILES else ""
+
+
+def describe_few_tiles(slides: int) -> str:
+    """Return the sentence about a number of slides with `few_tiles_warning`."""
+    verb = "has" if slides == 1 else "have"
+    few = f"{format_count(slides, 'slide')} {verb} fewer than {_FEW_TILES} tiles."
+    return f"{few} Predictions from so few tiles are unreliable."
 
 
 def write_predictions(path: Path, predictions: Sequence[Prediction], targets: TargetKinds | None = None) -> None:

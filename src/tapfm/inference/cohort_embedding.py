@@ -133,7 +133,6 @@ def _write_slide_features(job: EmbeddingJob, slide: EncodedSlide, settings: Embe
         slide_id=job.row.slide_id,
         features=encoded.z_KD.cpu().numpy(),
         attention=encoded.r_K.cpu().numpy(),
-        positions=job.tiles.positions[slide.rows],
         encoder=card.key,
         fingerprint=job.key,
     )
@@ -144,7 +143,7 @@ def _write_slide_features(job: EmbeddingJob, slide: EncodedSlide, settings: Embe
         "precision": settings.precision,
         "tiles_failed": len(slide.unreadable_tiles),
     }
-    write_features(job.path, features, job.tiles, attributes=attributes)
+    write_features(job.path, features, job.tiles.select(slide.rows), attributes=attributes)
 
 
 def _describe_rescaling(jobs: Sequence[EmbeddingJob], encoder_px: int) -> list[str]:

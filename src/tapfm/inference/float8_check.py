@@ -60,7 +60,7 @@ def _measure_change(predictor: Predictor, slide_id: str, slide: SlideTiles, work
     """
     count = len(slide.tiles)
     rows = np.unique(np.linspace(0, count - 1, min(COMPARED_TILES, count)).astype(np.int64))
-    some = replace(slide, tiles=replace(slide.tiles, positions=slide.tiles.positions[rows]))
+    some = replace(slide, tiles=slide.tiles.select(rows))
     assert predictor.tile_px is not None
     bags = PixelBags(
         {slide_id: some},

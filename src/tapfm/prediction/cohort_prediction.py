@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from tapfm.cohort.table_options import DEFAULT_TABLE_OPTIONS, TableOptions
 from tapfm.errors import InputError, RunError, SlidesFailedError
 from tapfm.inference.bags import SlideFailed
 from tapfm.inference.loading import InferenceOptions, load_with_encoder, prepare_models
@@ -25,7 +26,14 @@ from tapfm.prediction.calls import CallThresholds, choose_call_thresholds
 from tapfm.prediction.csv_tables import read_failures, write_failures, write_predictions_table
 from tapfm.prediction.drawing import OutputOptions, draw_slides
 from tapfm.prediction.folder import PREDICTION_JSON, SLIDE_JSON, PredictedSlide, PredictionFolder
-from tapfm.prediction.inputs import RequestedSlides, TiledSlides, find_or_create_tiles, read_sources
+from tapfm.prediction.inputs import (
+    RequestedSlides,
+    TiledSlides,
+    adapt_hint,
+    describe_mpp_option,
+    find_or_create_tiles,
+    read_sources,
+)
 from tapfm.prediction.tile_table import TILES_PARQUET, TileTable, write_tile_table
 from tapfm.prediction.validity import prediction_key, reuse_prediction
 from tapfm.runs.data import RunSlide
@@ -41,8 +49,9 @@ from tapfm.runtime.output_folder import check_no_other_files, lock_folder, remov
 from tapfm.runtime.progress import SlideProgress
 from tapfm.runtime.workers import WorkerPool, serve_function
 from tapfm.slides.opening import PER_SLIDE, open_slide
-from tapfm.slides.scale import resolve_scale
+from tapfm.slides.scale import MPP_OPTION, resolve_scale
 from tapfm.slides.slide import SlideMetadata
+from tapfm.tasks.catalog import class_texts
 from tapfm.tiles.cohort_tiling import run_tiling_job
 from tapfm.tiles.stream import serve_requests
 
@@ -65,8 +74,9 @@ def predict_slides(
     sources: Sequence[Path],
     out: Path,
     *,
-    slides: Path | None = None,
+    table_options: TableOptions = DEFAULT_TABLE_OPTIONS,
     tiles: Path | None = None,
+    mpp: float | None = None,
     split: str | None = None,
     outputs: OutputOptions | None = None,
     batch: int | None = None,
@@ -78,7 +88,10 @@ def predict_slides(
     resume: bool = False,
     console: Console,
 ) -> Predictions:
-    """Predict slides with a run, an export or an ensemble. Raises `Interrupted` after a stop signal."""
+    """Predict slides with a run, an export or an ensemble. Raises `Interrupted` after a stop signal.
+
+    mpp: microns per pixel of slides without a usable scale.
+    """
     folder = PredictionFolder(out)
     # Start workers and load weights while slides are tiled, but not with --resume: there may be nothing to predict.
     early_workers = 0 if resume else workers
@@ -90,12 +103,13 @@ def predict_slides(
         ThreadPoolExecutor(1, "weights") as thread,
     ):
         model_folder = open_model_folder(model_path)
-        requested = read_sources(sources, slides, model_folder.targets, split)
+        requested = read_sources(sources, table_options, model_folder.targets, split)
         calls = choose_call_thresholds(model_folder, sensitivity)
         options = InferenceOptions(choose_device(device), workers, batch, precision, compiled)
         choose_inference_precision(precision, options.device)  # raises before any work is done
         with lock_folder(out, "tapfm predict"), SlideClaims(out) as claims:
-            _prepare_folder(folder, _describe_prediction(model_folder, calls, sensitivity, precision), resume=resume)
+            metadata = _describe_prediction(model_folder, calls, sensitivity, precision, mpp)
+            _prepare_folder(folder, metadata, resume=resume)
             _print_start(model_folder, requested, calls, console)
             loading = None
             if len(requested.slides) > max(1, workers):
@@ -107,13 +121,14 @@ def predict_slides(
                 model_folder,
                 tiles,
                 out / _TILES_FOLDER,
+                mpp=mpp,
                 workers=workers,
                 pool=tiling_workers,
                 console=console,
             )
             failed = dict(tiled.failed)
             try:
-                job = _PredictionJob(model_folder, tiled, folder, calls, options, claims, console, failed)
+                job = _PredictionJob(model_folder, tiled, folder, calls, mpp, options, claims, console, failed)
                 job.run(loading, reading_workers)
                 done = [slide.row.slide_id for slide in tiled.slides if slide.row.slide_id not in failed]
                 failed |= draw_slides(
@@ -124,6 +139,9 @@ def predict_slides(
     predicted = [PredictedSlide.read(folder.slide_folder(slide_id)) for slide_id in done]
     if not predicted:
         raise _make_no_prediction_error(folder, failed)
+    if mpp is not None and tiles is not None:  # otherwise printed after tiling
+        line = describe_mpp_option(mpp, [slide.mpp_source for slide in predicted])
+        console.print(line, markup=False, soft_wrap=True)
     return Predictions(folder, tuple(predicted), failed)
 
 
@@ -135,6 +153,7 @@ class _PredictionJob:
     tiled: TiledSlides
     folder: PredictionFolder
     calls: CallThresholds
+    mpp: float | None
     options: InferenceOptions
     claims: SlideClaims
     console: Console
@@ -180,13 +199,15 @@ class _PredictionJob:
                 assert predictor.tile_px is not None
                 slide_folder = self.folder.slide_folder(slide_id)
                 key = keys[slide_id]
-                write_slide(todo[slide_id], encoded, output, predictor.tile_px, slide_folder, self.calls, key, start)
+                slide, tile_px = todo[slide_id], predictor.tile_px
+                write_slide(slide, encoded, output, tile_px, slide_folder, self.calls, key, start, self.mpp)
 
             def after_slide(slide_id: str, result: EncodedSlide | SlideFailed) -> None:
                 nonlocal start
                 failure = ""
                 if isinstance(result, SlideFailed):
-                    failure, hint = result.reason, result.hint or "Copy the slide again, or exclude it."
+                    failure = result.reason
+                    hint = adapt_hint(result.hint, self.mpp) or "Copy the slide again, or exclude it."
                     self.failed[slide_id] = Failure(failure, hint, stage=result.stage)
                 self.claims.release(slide_id)
                 progress.finish_slide(slide_id, tiles=len(todo[slide_id].tiles or ()), failure=failure)
@@ -203,7 +224,7 @@ class _PredictionJob:
 
 
 def _describe_prediction(
-    model_folder: ModelFolder, calls: CallThresholds, sensitivity: float | None, precision: str
+    model_folder: ModelFolder, calls: CallThresholds, sensitivity: float | None, precision: str, mpp: float | None
 ) -> dict[str, Any]:
     """Return the content of prediction.json. Precision is included only for float8, which changes results."""
     aggregators = sorted({_aggregator_name(member) for member in model_folder.members})
@@ -213,6 +234,7 @@ def _describe_prediction(
         "aggregator": ", ".join(aggregators),
         "calls": {"thresholds": dict(calls.thresholds), "by": calls.description, "sensitivity": sensitivity},
         **({"precision": precision} if precision == "float8" else {}),
+        **({"mpp": mpp} if mpp is not None else {}),
     }
 
 
@@ -240,7 +262,10 @@ def _prepare_folder(folder: PredictionFolder, metadata: dict[str, Any], *, resum
                 f"{metadata['model']} now.",
                 hint="Pass a new folder to --out.",
             )
-        if changed := [name for name in _SHARED_KEYS if was[name] != now[name]]:
+        changed = [name for name in _SHARED_KEYS if was[name] != now[name]]
+        # without --mpp before, slides that need it have failed, so there is nothing to mix
+        changed += ["mpp"] if was["mpp"] is not None and was["mpp"] != now["mpp"] else []
+        if changed:
             raise RunError(
                 f"{path} contains predictions of {before.get('model')} with other settings:\n  "
                 + "\n  ".join(
@@ -257,7 +282,7 @@ def _prepare_folder(folder: PredictionFolder, metadata: dict[str, Any], *, resum
 def _select_shared_values(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that must be equal for all slides of a folder; without `calls.by`, which may contain paths."""
     calls = {name: value for name, value in dict(metadata.get("calls") or {}).items() if name != "by"}
-    return {name: metadata.get(name) for name in _SHARED_KEYS} | {"calls": calls}
+    return {name: metadata.get(name) for name in (*_SHARED_KEYS, "mpp")} | {"calls": calls}
 
 
 def _print_start(
@@ -312,6 +337,7 @@ def write_slide(
     calls: CallThresholds,
     key: str,
     start: float,
+    mpp_option: float | None,
 ) -> None:
     """Write tiles.parquet, then slide.json, which marks the prediction as complete. Remove older files of the slide.
 
@@ -321,9 +347,16 @@ def write_slide(
     with closing(open_slide(slide.row.path)) as opened:
         metadata = opened.metadata
     _check_tiles_match_slide(slide, metadata)
-    mpp = slide.tiles.slide_mpp or resolve_scale(metadata, slide.row.mpp).mpp
+    if slide.tiles.slide_mpp is not None:
+        mpp, mpp_source = slide.tiles.slide_mpp, (slide.tiles.summary or {}).get("mpp_source")
+        if mpp_source == MPP_OPTION and mpp != mpp_option:  # --tiles of an earlier prediction with another --mpp
+            mpp_source = "tiles"
+    else:  # tiles of another tool
+        scale = resolve_scale(metadata, slide.row.mpp, mpp_option)
+        mpp, mpp_source = scale.mpp, scale.source
     shutil.rmtree(folder, ignore_errors=True)  # remove outputs of other weights or tiles, heatmaps included
-    write_tile_table(folder / TILES_PARQUET, TileTable(slide.tiles.positions[encoded.rows], output.columns))
+    encoded_tiles = slide.tiles.select(encoded.rows)
+    write_tile_table(folder / TILES_PARQUET, TileTable(encoded_tiles.positions, output.columns, encoded_tiles.padded))
     PredictedSlide(
         slide_id=slide.row.slide_id,
         patient_id=slide.row.patient_id,
@@ -334,6 +367,8 @@ def write_slide(
         height_px0=metadata.height_px0,
         bounds=metadata.bounds,
         mpp=mpp,
+        mpp_source=mpp_source,
+        labels=class_texts(calls.targets),
         side_px0=slide.tiles.side_px0,
         tile_px=tile_px,
         columns=tuple(output.columns),

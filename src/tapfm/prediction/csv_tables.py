@@ -24,8 +24,10 @@ def write_predictions_table(folder: Path, slides: Sequence[PredictedSlide]) -> N
             kind = slide.kinds[target]
             values = [*kind.format_prediction(prediction.label, prediction.logit), slide.tiles, slide.tiles_failed]
             threshold = None if prediction.threshold is None else repr(prediction.threshold)
-            rows.append([*ids, *values, threshold, kind.format_label(prediction.call), f"{slide.seconds:.2f}"])
-    write_csv(folder / PREDICTIONS_CSV, [*COLUMNS, "threshold", "call", "seconds"], rows)
+            call = [threshold, kind.format_label(prediction.call), slide.warning]
+            rows.append([*ids, *values, *call, f"{slide.seconds:.2f}", repr(slide.mpp), slide.mpp_source or ""])
+    columns = [*COLUMNS, "threshold", "call", "warning", "seconds", "mpp", "mpp_source"]
+    write_csv(folder / PREDICTIONS_CSV, columns, rows)
 
 
 def write_failures(folder: Path, failed: Mapping[str, Failure], slides: Sequence[PredictedSlide]) -> None:

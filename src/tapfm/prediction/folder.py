@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tapfm.errors import InputError
+from tapfm.evaluation.predictions import few_tiles_warning
 from tapfm.prediction.layers import Layer, list_layers
 from tapfm.prediction.tile_table import TILES_PARQUET, TileTable, read_tile_table
 from tapfm.runtime.files import write_atomically
 from tapfm.slides.opening import PER_SLIDE
 from tapfm.slides.slide import Box
-from tapfm.tasks.catalog import target_kinds
+from tapfm.tasks.catalog import ClassTexts, target_kinds
 from tapfm.tasks.target import Label, TargetKinds
 
 PREDICTION_JSON = "prediction.json"  # marks a prediction folder
@@ -64,10 +65,17 @@ class PredictedSlide:
     tiles_failed: int
     seconds: float
     key: str  # fingerprint of the weights, the tiles and the slide's files
+    mpp_source: str | None = None  # cohort table, file, objective, --mpp or tiles; None if unknown
+    labels: ClassTexts = field(default_factory=dict)  # texts of the classes of targets whose labels are not 0 and 1
+
+    @property
+    def warning(self) -> str:
+        """Why the predictions are unreliable, for example "only 7 tiles"; empty if there is no reason."""
+        return few_tiles_warning(self.tiles)
 
     @property
     def kinds(self) -> TargetKinds:
-        return target_kinds(self.targets)
+        return target_kinds(self.targets, self.labels)
 
     @property
     def layers(self) -> list[Layer]:
@@ -76,7 +84,7 @@ class PredictedSlide:
 
     def write(self, folder: Path) -> None:
         """Write slide.json into the slide's folder."""
-        text = json.dumps(asdict(self), indent=2, default=str)
+        text = json.dumps(asdict(self) | {"warning": self.warning}, indent=2, default=str)
         write_atomically(folder / SLIDE_JSON, f"{text}\n".encode())
 
     @classmethod
@@ -85,6 +93,7 @@ class PredictedSlide:
         path = folder / SLIDE_JSON
         try:
             found = json.loads(path.read_text("utf-8"))
+            found.pop("warning", None)  # computed from the number of tiles
             targets = {target: TargetPrediction(**each) for target, each in found.pop("targets").items()}
             bounds, file, columns = Box(**found.pop("bounds")), Path(found.pop("path")), tuple(found.pop("columns"))
             return cls(**found, bounds=bounds, path=file, columns=columns, targets=targets)

@@ -122,7 +122,8 @@ def _draw_tiles(
         value = format_value(float(values[row]), signed=scale.diverging)
         sheet.draw.text((left, caption), f"{rank:,}", TEXT_COLOUR, load_font(_SIZE_PX, bold=True), anchor="ls")
         sheet.draw.text((left + cell_px, caption), value, TEXT_COLOUR, load_font(_SIZE_PX), anchor="rs")
-        sheet.draw.text((left, caption + 19), f"x {x:,}   y {y:,}", GREY_TEXT, load_font(12), anchor="ls")
+        padded = "   padded" if table.padded is not None and table.padded[row] else ""
+        sheet.draw.text((left, caption + 19), f"x {x:,}   y {y:,}{padded}", GREY_TEXT, load_font(12), anchor="ls")
     sheet.y_px += cell_px + 3 * _SIZE_PX
 
 
@@ -139,7 +140,8 @@ def _draw_footer(sheet: TextBlock, predicted: PredictedSlide, table: TileTable, 
         f"Bold: rank among {format_count(len(table), 'tile')}; rank 1 has the highest value. "
         "Frame: colour of the tile on the heatmap.",
         "x, y: top left corner of the tile in level-0 pixels.",
+        "" if table.padded is None else "padded: the tile extends past the edge of the slide, and is white there.",
     )
-    for note in notes:
+    for note in filter(None, notes):
         sheet.write(note, load_font(13), 13, GREY_TEXT)
     sheet.y_px += _SIZE_PX

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tapfm.prediction.folder import PredictedSlide
 from tapfm.prediction.layers import Layer, layer_values, main_layers, palette, percentiles
 from tapfm.prediction.tile_table import TileTable
@@ -31,6 +33,8 @@ def write_geojson(path: Path, predicted: PredictedSlide, table: TileTable) -> No
 def _iter_features(predicted: PredictedSlide, table: TileTable) -> Iterator[dict[str, Any]]:
     """Yield one feature per tile, to bound memory."""
     columns = dict(table.values)
+    if table.padded is not None:
+        columns["padded"] = table.padded.astype(np.float64)  # QuPath measurements are numbers
     main = main_layers(predicted.layers)
     columns |= {f"{layer.column} percentile": percentiles(table.values[layer.column]) for layer in main}
     classes = _classify_extremes(table, main[0]) if main else {}

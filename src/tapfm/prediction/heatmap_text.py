@@ -49,6 +49,8 @@ def describe_predictions(predicted: PredictedSlide, layer: Layer) -> list[str]:
             line += f", threshold {prediction.threshold:.3f}"
         if prediction.call is not None:
             line += f", called {predicted.kinds[target].describe_label(prediction.call)}"
+        if predicted.warning:
+            line += f" ({predicted.warning})"
         lines.append(line)
     more = len(targets) - len(lines)
     return [*lines, f"and {format_count(more, 'more target')}"] if more > 0 else lines

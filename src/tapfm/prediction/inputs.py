@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -19,17 +20,22 @@ from tapfm.errors import CohortError, InputError, LabelError, TapfmError
 from tapfm.runs.data import RunSlide
 from tapfm.runs.folder import RunFolder
 from tapfm.runs.model_folder import ModelFolder, ModelMember, read_export_metadata
-from tapfm.runtime.cohort_job import Failure
+from tapfm.runtime.cohort_job import SUMMARY_FILE, Failure
 from tapfm.runtime.messages import format_count
 from tapfm.runtime.workers import WorkerPool
+from tapfm.slides.scale import MPP_OPTION, SCALE_HINT
+from tapfm.tasks.binary_target import BinaryTarget
+from tapfm.tasks.label_columns import has_number_labels
 from tapfm.tasks.labels import read_labels
 from tapfm.tasks.target import Label, TargetKinds
 from tapfm.tiles.cohort_tiling import tile_cohort
 from tapfm.tiles.grid import TileSpec
+from tapfm.tiles.records import TilingRecord
 from tapfm.tiles.store import read_slide_tiles
 
-_TILING_OPTION = re.compile(r"--(size|mpp|min-tissue|tissue|keep-pen|keep-blur)\b")
+_TILING_OPTION = re.compile(r"--(size|mpp|min-tissue|tissue|keep-pen|keep-blur|edge-tiles)\b")
 _SCALE_TOLERANCE = 0.05  # relative difference in tile width that is accepted, because scanners differ
+_MAX_WARNINGS = 5  # slides named in the terminal
 _DEFAULT_MPP = 0.5  # for models that record no scale; if the encoder card lists only other scales, its first is used
 
 
@@ -50,7 +56,7 @@ class TiledSlides:
 
 
 def read_sources(
-    sources: Sequence[Path], slides_folder: Path | None, targets: TargetKinds, split: str | None = None
+    sources: Sequence[Path], options: TableOptions, targets: TargetKinds, split: str | None = None
 ) -> RequestedSlides:
     """Read cohort tables, folders and slide files. Raises if two different slides have the same id.
 
@@ -65,7 +71,8 @@ def read_sources(
     precedence: dict[str, tuple[bool, bool]] = {}
     warnings: list[str] = []
     for source in sources:
-        cohort = read_cohort(source, TableOptions(slides=slides_folder))  # a missing file fails only that slide
+        cohort = read_cohort(source, options)  # a missing file fails only that slide
+        warnings += [*cohort.notes, *(f"{source}: {problem}" for problem in cohort.patient_problems)]
         if split is not None and cohort.table_path is not None:
             cohort = _select_split(cohort, split, source)
         labels, label_warnings = _read_known_labels(cohort, targets)
@@ -100,7 +107,11 @@ def _select_split(cohort: Cohort, split: str, source: Path) -> Cohort:
 
 def _read_known_labels(cohort: Cohort, targets: TargetKinds) -> tuple[list[dict[str, Label]], list[str]]:
     """Return the labels of each slide by target (None if unknown), and warnings. Predictions do not depend on them."""
-    known = {target: kind for target, kind in targets.items() if target in cohort.label_names}
+    known = {
+        target: BinaryTarget() if has_number_labels(cohort, target) else kind
+        for target, kind in targets.items()
+        if target in cohort.label_names
+    }
     try:
         labels = read_labels(cohort, known) if known else {}
     except LabelError as error:
@@ -154,11 +165,12 @@ def find_or_create_tiles(
     tiles: Path | None,
     out: Path,
     *,
+    mpp: float | None,
     workers: int,
     pool: WorkerPool | None = None,
     console: Console,
 ) -> TiledSlides:
-    """Read the tiles from the folder `tiles`, or else tile the slides."""
+    """Read the tiles from the folder `tiles`, or else tile the slides; `mpp` is the option --mpp."""
     if tiles is not None:
         tiled = _find_stored_tiles(requested, tiles, {})
         if warning := _describe_scale_difference(tiled, model_folder):
@@ -168,6 +180,12 @@ def find_or_create_tiles(
     console.print(
         f"Tile size: {spec.tile_px} px at {spec.mpp:g} µm per pixel ({origin}).", markup=False, soft_wrap=True
     )
+    if spec.edge_tiles == "pad":
+        console.print(
+            f"Tiles that extend past the right or bottom edge are padded with white ({origin}).",
+            markup=False,
+            soft_wrap=True,
+        )
     rows = [slide.row for slide in requested.slides]
     table = tile_cohort(
         rows,
@@ -180,15 +198,51 @@ def find_or_create_tiles(
         force=False,
         console=console,
         pool=pool,
+        mpp_option=mpp,
     )
+    if mpp is not None and table.finished:
+        sources = [each.mpp_source for each in table.finished]
+        console.print(describe_mpp_option(mpp, sources), markup=False, soft_wrap=True)
+        _print_mpp_warnings(table.finished, out, console)
     failed = {
-        each.slide_id: Failure(each.reason, _explain_tiling_options(each.hint), stage="tiles") for each in table.failed
+        each.slide_id: Failure(each.reason, adapt_hint(_explain_tiling_options(each.hint), mpp), stage="tiles")
+        for each in table.failed
     }
     return _find_stored_tiles(requested, out, failed)
 
 
+def describe_mpp_option(mpp: float, sources: Sequence[str | None]) -> str:
+    """Return for how many slides --mpp is used, and where the others have their scale from."""
+    used, total = sources.count(MPP_OPTION), format_count(len(sources), "slide")
+    others = Counter(each for each in sources if each and each != MPP_OPTION)
+    counts = ", ".join(f"{count:,} from the {source}" for source, count in others.items())
+    if not used:
+        return f"{MPP_OPTION} {mpp:g} is used for none of {total}: they have a scale ({counts})."
+    kept = f" The others keep their scale: {counts}." if others else ""
+    return f"{MPP_OPTION} {mpp:g} is used for {used:,} of {total}, without a usable scale of their own.{kept}"
+
+
+def _print_mpp_warnings(records: Sequence[TilingRecord], folder: Path, console: Console) -> None:
+    """Print the warnings of slides that --mpp is used for, such as an implausible value in the file."""
+    warned = [each for each in records if each.mpp_source == MPP_OPTION and each.warnings]
+    lines = [f"{each.slide_id}: {each.warnings}" for each in warned[:_MAX_WARNINGS]]
+    if len(warned) > _MAX_WARNINGS:
+        lines.append(
+            f"... and {len(warned) - _MAX_WARNINGS:,} more, see the column warnings of {folder / SUMMARY_FILE}"
+        )
+    for line in lines:
+        console.print(line, style="bold yellow", markup=False, soft_wrap=True)
+
+
+def adapt_hint(hint: str, mpp: float | None) -> str:
+    """If a hint is about a slide without a usable scale, add the option --mpp."""
+    if hint != SCALE_HINT or mpp is not None:
+        return hint
+    return f"If all such slides have the same scale, pass it, for example {MPP_OPTION} 0.25. Otherwise: {hint}"
+
+
 def _explain_tiling_options(hint: str) -> str:
-    """If a hint has options that `tapfm predict` lacks, such as --mpp, add that they are options of `tapfm tile`."""
+    """If a hint has options of `tapfm tile`, add this: `tapfm predict` lacks them, or they mean something else."""
     if not _TILING_OPTION.search(hint):
         return hint
     return f"{hint.rstrip('.')}. These are options of tapfm tile: run it with them, then predict with --tiles."

@@ -6,8 +6,10 @@ import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tapfm.errors import InputError
 from tapfm.prediction.layers import Values
@@ -28,6 +30,7 @@ class TileTable:
 
     positions: Positions  # (K, 2)
     values: Mapping[str, Values]
+    padded: NDArray[np.bool_] | None = None  # (K,), which tiles extend past the edge; None without --edge-tiles pad
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -38,7 +41,10 @@ def write_tile_table(path: Path, table: TileTable) -> None:
     import pyarrow
     from pyarrow import parquet
 
-    columns = {"x": table.positions[:, 0], "y": table.positions[:, 1], **table.values}
+    columns: dict[str, NDArray[Any]] = {"x": table.positions[:, 0], "y": table.positions[:, 1]}
+    if table.padded is not None:
+        columns["padded"] = table.padded
+    columns |= table.values
     buffer = io.BytesIO()
     parquet.write_table(pyarrow.table(columns), buffer, compression="zstd")
     write_atomically(path, buffer.getvalue())
@@ -52,10 +58,11 @@ def read_tile_table(path: Path) -> TileTable:
         with path.open("rb") as file:
             table = parquet.read_table(file)
         columns = {name: table[name].to_numpy() for name in table.column_names}
+        padded = columns.pop("padded", None)
         positions = np.stack([columns.pop("x"), columns.pop("y")], axis=1).astype(np.int64)
     except (OSError, KeyError, pyarrow.ArrowException) as error:
         raise InputError(
             f"{path} cannot be read as a tile table ({error}).",
             hint="Delete this file if it exists, then run the same tapfm predict command with --resume.",
         ) from error
-    return TileTable(positions, {name: each.astype(np.float64) for name, each in columns.items()})
+    return TileTable(positions, {name: each.astype(np.float64) for name, each in columns.items()}, padded)

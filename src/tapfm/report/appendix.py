@@ -14,6 +14,7 @@ from tapfm.report.reported_run import ReportedRun, read_table
 from tapfm.report.result_folders import ResultFolder
 from tapfm.results.document import Paragraph
 from tapfm.results.table import Column, Row, Table, table_row
+from tapfm.runs.base_weights import read_base_weights
 from tapfm.runs.hub import forbids_derivatives
 from tapfm.runtime.messages import format_count
 
@@ -87,22 +88,25 @@ def _flatten(environment: Mapping[str, Any]) -> dict[str, str]:
     for name, value in environment.items():
         if isinstance(value, Mapping):
             prefix = "" if name == "packages" else f"{name}: "
-            flat |= {f"{prefix}{key}".replace("_", " "): str(inner_value) for key, inner_value in value.items()}
+            known = {key: inner_value for key, inner_value in value.items() if inner_value is not None}
+            flat |= {f"{prefix}{key}".replace("_", " "): str(inner_value) for key, inner_value in known.items()}
         elif value is not None:
             flat[name.replace("_", " ")] = str(value)
     return flat
 
 
 def build_licence_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
-    """Return the licence and the citation of each encoder, with a warning if derivatives must not be shared."""
+    """Return the licence and the citation of each encoder, and the weights of its runs.
+
+    There is a warning if derivatives must not be shared.
+    """
     blocks: list[Block] = []
     for name in dict.fromkeys(run.encoder for run in runs if run.encoder):
-        adapted = any(run.encoder == name and run.method != "fixed" for run in runs)
-        blocks += _build_encoder_blocks(name, adapted=adapted)
+        blocks += _build_encoder_blocks(name, [run for run in runs if run.encoder == name])
     return blocks
 
 
-def _build_encoder_blocks(name: str, *, adapted: bool) -> list[Block]:
+def _build_encoder_blocks(name: str, runs: Sequence[ReportedRun]) -> list[Block]:
     if name.lower().startswith(TIMM_PREFIX):  # its card requires torch and contains no licence
         return [Paragraph(f"{name} is not in the catalogue of encoders. The licence of its weights applies.")]
     try:
@@ -111,16 +115,29 @@ def _build_encoder_blocks(name: str, *, adapted: bool) -> list[Block]:
         return [Paragraph(error.message)]
     rows = [
         table_row("encoder", card.name),
-        table_row("licence", card.licence),
+        table_row("licence of the published weights", card.licence),
         table_row("citation", _describe_citation(card)),
-        *([table_row("published weights", f"SHA-256 {card.sha256}")] if card.sha256 else []),
     ]
+    by_weights: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for run in runs:
+        by_weights.setdefault(_describe_weights(run, card), []).append(run.name)
+    for weights, names in by_weights.items():
+        suffix = f" of {', '.join(names)}" if len(by_weights) > 1 else ""
+        rows += [table_row(f"weights{suffix}: {title}", text) for title, text in weights]
     blocks: list[Block] = [Table([_TEXT_COLUMN, _TEXT_COLUMN], rows)]
     if forbids_derivatives(card.licence):
         warning = f"The licence of {card.name} forbids sharing derivatives."
+        adapted = any(run.method != "fixed" for run in runs)
         warning += " The adapted encoder is a derivative: do not share it." if adapted else ""
         blocks.append(Paragraph(warning, warning=True))
     return blocks
+
+
+def _describe_weights(run: ReportedRun, card: EncoderCard) -> tuple[tuple[str, str], ...]:
+    """Return what is known about the weights that a run started from, as titles and texts."""
+    started = run.environments[0] if run.environments else {}
+    weights = read_base_weights(started, started.get("weights_sha256"), card, adapted=run.method != "fixed")
+    return tuple(weights.describe().items())
 
 
 def _describe_citation(card: EncoderCard) -> str:

@@ -44,6 +44,7 @@ class PredictionRow:
     label: str  # empty if unknown
     outcome: str  # correct, false positive, false negative; empty if the call or the label is missing
     tiles: int
+    warning: str  # why the prediction is unreliable, or empty
     model: str = ""
 
     @property
@@ -94,6 +95,7 @@ class SlideHeatmap:
     images: Sequence[EmbeddedImage]
     missing_reason: str = ""
     is_wrong: bool = False  # the call differs from the label
+    warning: str = ""  # why the prediction is unreliable
 
 
 @dataclass(frozen=True)

@@ -193,6 +193,7 @@ def _draw_heatmap(
         [_describe_prediction(prediction, predicted.kinds[chosen.target])],
         images=[],
         is_wrong=chosen.is_wrong,
+        warning=predicted.warning,
     )
     try:
         table = folder.tiles(predicted.slide_id)

@@ -12,11 +12,12 @@ from rich.console import Console
 from tapfm.errors import InputError
 from tapfm.report.appendix import build_configuration_blocks, build_licence_blocks, build_sources_table
 from tapfm.report.content import Collapsible, Page, PageSection
-from tapfm.report.headline import build_headline_table
+from tapfm.report.headline import build_cross_validation_headline, build_run_headline
 from tapfm.report.heatmap_blocks import ImageBudget, ImageSelection
 from tapfm.report.html_page import is_report_file, render_page
-from tapfm.report.reported_run import ReportedRun, count_training_slides
-from tapfm.report.reported_study import ReportedStudy, build_study_headline, read_study_sections
+from tapfm.report.reported_cross_validation import build_cross_validation_section, summarise_cross_validation
+from tapfm.report.reported_run import ReportedRun, describe_run
+from tapfm.report.reported_study import ReportedStudy, read_study_sections
 from tapfm.report.result_folders import check_source
 from tapfm.report.run_comparison import build_comparison_blocks
 from tapfm.report.sections import (
@@ -28,10 +29,12 @@ from tapfm.report.sections import (
     build_training_section,
 )
 from tapfm.report.sources import ReportSources, describe_source_folders, read_report_sources
-from tapfm.results.formatting import format_bytes, format_number
+from tapfm.results.formatting import format_bytes
 from tapfm.results.table import Table
 from tapfm.runtime.files import write_atomically
 from tapfm.runtime.messages import format_count
+from tapfm.study.headline import build_study_headline, describe_choice
+from tapfm.study.runs import list_models
 from tapfm.version import __version__
 
 _DIGEST_LENGTH = 16  # characters shown of a SHA-256
@@ -74,7 +77,7 @@ class WrittenReport:
 def create_report(
     paths: Sequence[Path], out: Path, options: PageOptions, *, console: Console, today: date
 ) -> WrittenReport:
-    """Write the report of a study folder, or of one or several run folders."""
+    """Write the report of a study folder, a cross-validation folder, or one or several run folders."""
     _check_output_file(out, force=options.force)
     for path in paths:
         check_source(path)
@@ -114,6 +117,8 @@ def _build_page(
     sections: list[PageSection] = []
     if study is not None:
         sections += read_study_sections(study)
+    elif sources.cross_validation is not None:
+        sections.append(build_cross_validation_section(sources.cross_validation))
     elif len(runs) > 1:
         sections.append(PageSection("Comparison", build_comparison_blocks(runs, sources.results)))
     configuration = [
@@ -122,7 +127,7 @@ def _build_page(
     ]
     sections += [
         build_cohort_section(sources),
-        build_training_section(runs),
+        build_training_section(sources),
         build_results_section(sources),
         build_predictions_section(sources),
         *build_image_sections(sources, options.image_selection, budget, console),
@@ -144,6 +149,8 @@ def _build_page(
 def _describe_subject(sources: ReportSources) -> str:
     if sources.study is not None:
         return f"Report of the study {sources.study.config.name}"
+    if sources.cross_validation is not None:
+        return f"Report of the cross-validation {sources.cross_validation.name}"
     runs = "run" if len(sources.runs) == 1 else "runs"
     return f"Report of the {runs} {', '.join(run.name for run in sources.runs)}"
 
@@ -156,54 +163,42 @@ def _default_title(sources: ReportSources) -> str:
 
 
 def _build_summary(sources: ReportSources) -> list[str]:
-    """Return a paragraph about the study, if there is one, and about each run."""
-    lines = []
+    """Return paragraphs about all models of the headline: of a cross-validation, of a study, or of each run."""
+    if sources.cross_validation is not None:
+        return [summarise_cross_validation(sources.cross_validation)]
     if sources.study is not None:
-        lines.append(_summarise_study(sources.study, sources.runs, sources.selection_reason))
-    for run in sources.runs:
-        prefix = f"{run.name}: " if len(sources.runs) > 1 else ""
-        lines.append(prefix + _summarise_run(run))
+        return _summarise_study(sources.study, sources.runs, sources.selection_reason)
+    return [(f"{run.name}: " if len(sources.runs) > 1 else "") + describe_run(run) for run in sources.runs]
+
+
+def _summarise_study(study: ReportedStudy, runs: Sequence[ReportedRun], selection_reason: str) -> list[str]:
+    config = study.config
+    compared = [
+        *(f"the encoder{'s'[: len(config.encoders) > 1]} {', '.join(config.encoders)}",),
+        *(f"the method{'s'[: len(config.methods) > 1]} {', '.join(config.methods)}",),
+    ]
+    models = format_count(len(list_models(config)), "model")
+    lines = [
+        f"The study compares {models} that predict {', '.join(config.targets)}, with {' and '.join(compared)}. "
+        f"{len(study.finished_runs)} of {format_count(len(study.planned_runs), 'run')} finished."
+    ]
+    lines += describe_choice(study.headline_rows)
+    if runs:
+        lines.append(f"Shown in detail below: {', '.join(run.name for run in runs)} ({selection_reason}).")
     return lines
 
 
-def _summarise_study(study: ReportedStudy, runs: Sequence[ReportedRun], selection_reason: str) -> str:
-    finished = f"{len(study.finished_runs)} of {format_count(len(study.planned_runs), 'run')} finished."
-    if not runs:
-        return finished
-    reason = f" ({selection_reason})" if selection_reason else ""
-    return f"{finished} Shown in detail below: {', '.join(run.name for run in runs)}{reason}."
-
-
-def _summarise_run(run: ReportedRun) -> str:
-    slides, patients = count_training_slides(run)
-    text = (
-        f"The model predicts {', '.join(run.targets)}. It was trained on {format_count(slides, 'slide')} of "
-        f"{format_count(patients, 'patient')}. "
-    )
-    if run.method == "fixed":
-        text += (
-            f"The encoder {run.encoder} was not adapted; the aggregator {run.aggregator} was trained on its features."
-        )
-    else:
-        text += (
-            f"The encoder {run.encoder} was adapted with the method {run.method} and the aggregator {run.aggregator}."
-        )
-    if run.best_epoch_row is not None:
-        auc = "" if run.validation_auc is None else f" (validation AUC {format_number(run.validation_auc)})"
-        text += f" Epoch {run.best_epoch_row['epoch']} of {len(run.history)} was selected{auc}."
-    return text
-
-
 def _build_headline(sources: ReportSources) -> Table | None:
-    """Return the AUCs of a study or, without one, of the runs: on held-out slides, or on others if there are none.
+    """Return the AUCs of a cross-validation, of all models of a study or, without them, of the runs.
 
     None without results.
     """
-    if sources.study is not None and (table := build_study_headline(sources.study)) is not None:
-        return table
-    named_results = sources.named_results()
-    held_out = [(name, result) for name, result in named_results if not result.warning]
-    return build_headline_table(held_out or named_results) if named_results else None
+    if sources.cross_validation is not None:
+        each = sources.cross_validation
+        return build_cross_validation_headline(each.name, each.runs[0], each.results)
+    if sources.study is not None and (rows := sources.study.headline_rows):
+        return build_study_headline(rows, with_choice=False)
+    return build_run_headline(sources.runs, sources.results)
 
 
 def _list_warnings(sources: ReportSources, budget: ImageBudget) -> list[str]:
@@ -212,7 +207,7 @@ def _list_warnings(sources: ReportSources, budget: ImageBudget) -> list[str]:
     if sources.study is not None:
         warnings += _list_study_warnings(sources.study)
     for folder in [*sources.evaluations, *sources.predictions]:
-        if not any(folder.is_result_of(run.best_checkpoint_sha256) for run in sources.runs):
+        if not sources.is_reported(folder):
             warnings.append(f"{folder.path} contains results of {folder.describe_model()}, not of a reported run.")
     named_results = sources.named_results()
     if named_results and all(result.warning for _, result in named_results):
@@ -247,6 +242,11 @@ def _list_study_warnings(study: ReportedStudy) -> list[str]:
             f"The comparison of the models is missing, because {study.folder} has no study.json. "
             f"To create it: {study.tables_command}"
         )
+    if any("chosen" not in row for row in study.auc_rows):
+        warnings.append(
+            f"The tables in {study.folder} have no validation AUCs, because an older version of tapfm wrote them. "
+            f"To write them again: {study.tables_command}"
+        )
     unfinished = len(study.planned_runs) - len(study.finished_runs)
     if unfinished:
         verb = "is" if unfinished == 1 else "are"
@@ -256,6 +256,7 @@ def _list_study_warnings(study: ReportedStudy) -> list[str]:
 
 def _build_sources_table(sources: ReportSources) -> Table:
     rows = [] if sources.study is None else [("study", sources.study.folder, "")]
+    rows += [] if sources.cross_validation is None else [("cross-validation", sources.cross_validation.folder, "")]
     rows += [("run", run.folder, (run.best_checkpoint_sha256 or "-")[:_DIGEST_LENGTH]) for run in sources.runs]
     for kind, folders in (("evaluation", sources.evaluations), ("predictions", sources.predictions)):
         for folder in folders:

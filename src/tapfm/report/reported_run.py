@@ -15,6 +15,9 @@ from tapfm.errors import RunError
 from tapfm.evaluation.predictions import Prediction, Unit, read_predictions
 from tapfm.runtime.csv_files import read_csv
 from tapfm.runtime.files import file_sha256
+from tapfm.runtime.messages import format_count
+from tapfm.tasks.catalog import target_kinds
+from tapfm.tasks.target import TargetKinds
 
 _CONFIG_TOML = "config.toml"
 _BEST_CHECKPOINT = Path("checkpoints") / "best.safetensors"
@@ -47,6 +50,11 @@ class ReportedRun:
     @property
     def targets(self) -> tuple[str, ...]:
         return tuple(self.settings.get("task", {}).get("targets", ()))
+
+    @property
+    def kinds(self) -> TargetKinds:
+        """The kind of each target."""
+        return target_kinds(self.targets, self.settings.get("task", {}).get("labels"))
 
     @property
     def unit(self) -> Unit:
@@ -141,7 +149,23 @@ def _name_from_folder(folder: Path) -> str:
     return "/".join(parts[runs_indices[-1] + 1 :]) if runs_indices else parts[-1]
 
 
-def count_training_slides(run: ReportedRun) -> tuple[int, int]:
-    """Return the number of slides and patients in the training split."""
+def describe_run(run: ReportedRun) -> str:
+    """Return what the model of a run predicts, and how it was trained. Its AUCs are in the headline."""
     rows = run.slides_of_split(TRAIN)
-    return len(rows), len({(row.get("cohort"), row.get("patient_id")) for row in rows})
+    patients = len({(row.get("cohort"), row.get("patient_id")) for row in rows})
+    text = (
+        f"The model predicts {', '.join(run.targets)}. It was trained on {format_count(len(rows), 'slide')} of "
+        f"{format_count(patients, 'patient')}. "
+    )
+    if run.method == "fixed":
+        text += (
+            f"The encoder {run.encoder} was not adapted; the aggregator {run.aggregator} was trained on its features."
+        )
+    else:
+        text += (
+            f"The encoder {run.encoder} was adapted with the method {run.method} and the aggregator {run.aggregator}."
+        )
+    if run.best_epoch_row is not None:
+        by = "" if run.validation_auc is None else " by its validation AUC"
+        text += f" Epoch {run.best_epoch_row['epoch']} of {len(run.history)} was selected{by}."
+    return text

@@ -8,15 +8,13 @@ from pathlib import Path
 
 from tapfm.config.study import StudyConfig, load_study
 from tapfm.errors import InputError
-from tapfm.evaluation.metric_values import MACRO, target_title
 from tapfm.report.content import PageSection
 from tapfm.report.reported_run import ReportedRun, read_run, read_table
 from tapfm.report.result_folders import STUDY_TOML
 from tapfm.results.document import read_sections_json
-from tapfm.results.table import Cell, Column, Table, table_row
 from tapfm.runs.ensemble import is_run
-from tapfm.runtime.messages import format_command, format_count
-from tapfm.study.comparison import COHORT_TITLES, parse_auc_row
+from tapfm.runtime.messages import format_command
+from tapfm.study.headline import RESULT_TITLE, HeadlineRow, read_headline_rows
 from tapfm.study.runs import PlannedRun, list_runs
 
 _AUC_TABLES = ("table_binary.csv", "table_multilabel.csv")
@@ -48,6 +46,11 @@ class ReportedStudy:
     def tables_command(self) -> str:
         """Command that writes the tables and figures of the finished runs."""
         return format_command("study", "--tables", "--out", self.folder)
+
+    @property
+    def headline_rows(self) -> list[HeadlineRow]:
+        """The AUCs of each model; empty without tables."""
+        return read_headline_rows(self.auc_rows)
 
     @property
     def failed_steps(self) -> list[CsvRow]:
@@ -82,10 +85,10 @@ def _read_table(path: Path, hint: str) -> list[dict[str, str]]:
 def select_runs(
     study: ReportedStudy, names: Sequence[str], weights_digests: Collection[str]
 ) -> tuple[list[ReportedRun], str]:
-    """Return the runs to show in detail, and a reason to print, which is empty if the user chose them.
+    """Return the runs to show in detail, and the reason.
 
     These are the runs with these names; or else the runs with these weights; or else, for each set of targets, the run
-    with the highest validation AUC. Models are compared on test slides, so those are not used to choose a run.
+    with the highest validation AUC of the model that is chosen on validation.
     """
     for name in names:
         if name not in study.runs:
@@ -93,48 +96,44 @@ def select_runs(
                 f"The study {study.folder} has no run {name}, or has not started it.",
                 hint=f"Started runs: {', '.join(study.runs) or 'none'}",
             )
-    if names:
-        return [study.runs[name] for name in names], ""
-    if weights_digests and (
-        matching := [run for run in study.runs.values() if run.best_checkpoint_sha256 in weights_digests]
-    ):
-        return matching, ""
+    of_chosen_models = _list_runs_of_chosen_models(study)
+    if names or weights_digests:
+        passed = [study.runs[name] for name in names] or [
+            run for run in study.runs.values() if run.best_checkpoint_sha256 in weights_digests
+        ]
+        if passed:
+            others = of_chosen_models and not any(run in of_chosen_models for run in passed)
+            reasons = ["selected by --run" if names else "with the passed evaluations or predictions"]
+            return passed, ", ".join([*reasons, *(["not the model that is chosen on validation"] if others else [])])
     best: dict[tuple[str, ...], ReportedRun] = {}
-    for run in study.finished_runs:
+    for run in of_chosen_models or study.finished_runs:
         previous = best.setdefault(run.targets, run)
         if (run.validation_auc or 0.0) > (previous.validation_auc or 0.0):
             best[run.targets] = run
     return list(best.values()), "highest validation AUC"
 
 
-def build_study_headline(study: ReportedStudy) -> Table | None:
-    """Return the best model and its AUC for each cohort and target."""
-    rows = []
-    cohorts_and_targets = list(dict.fromkeys((row["cohort"], row["target"]) for row in study.auc_rows))
-    if any(target == MACRO for _, target in cohorts_and_targets):  # models with several targets: show only the mean
-        cohorts_and_targets = [(cohort, target) for cohort, target in cohorts_and_targets if target == MACRO]
-    for cohort, target in cohorts_and_targets:
-        models = [row for row in study.auc_rows if (row["cohort"], row["target"]) == (cohort, target)]
-        best = [row for row in models if row["rank"] == "1"]
-        if not best:
-            continue
-        others = f" and {format_count(len(best) - 1, 'other')}" if len(best) > 1 else ""
-        rank = f"best of {len(models)} models" if len(models) > 1 else ""
-        title = f"{target_title(target)}, {COHORT_TITLES.get(cohort, cohort).lower()}"
-        rows.append(
-            table_row(
-                Cell(title, f"N = {best[0]['patients']}"),
-                Cell(parse_auc_row(best[0]), rank=1),
-                Cell(f"{best[0]['model']}{others}", rank),
-            )
-        )
-    columns = [Column("", text=True), Column("AUC (95% confidence interval)"), Column("Model", text=True)]
-    return Table(columns, rows) if rows else None
+def _list_runs_of_chosen_models(study: ReportedStudy) -> list[ReportedRun]:
+    """Return the finished runs of the models that are chosen on validation."""
+    chosen = {
+        (row["encoder"], row["method"], row["aggregator"], row["variant"], target)
+        for row in study.auc_rows
+        if row.get("chosen") == "1"
+        for target in (row["target"], None)  # None: one model predicts all targets
+    }
+    return [
+        study.runs[planned.name]
+        for planned in study.planned_runs
+        if planned.name in study.runs
+        and study.runs[planned.name].finished
+        and (model := planned.model)
+        and (model.encoder, model.method, model.aggregator, model.variant or "", model.target) in chosen
+    ]
 
 
 def read_study_sections(study: ReportedStudy) -> list[PageSection]:
-    """Read the tables and figures of a study from study.json."""
+    """Read the tables and figures of a study from study.json, without the headline, which is at the top of the page."""
     if not study.has_sections:
         return []
     sections = read_sections_json(study.folder / _STUDY_JSON, hint=f"Create it again: {study.tables_command}")
-    return [PageSection(each.title, each.blocks) for each in sections]
+    return [PageSection(each.title, each.blocks) for each in sections if each.title != RESULT_TITLE]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tapfm.errors import InputError
 from tapfm.prediction.folder import PREDICTION_JSON, PredictionFolder
+from tapfm.runs.cross_validation import is_cross_validation, is_unfinished_cross_validation
 from tapfm.runs.ensemble import is_run
 from tapfm.runtime.messages import format_command
 from tapfm.slides.opening import PER_SLIDE
@@ -50,11 +51,17 @@ class ResultFolder:
 
 
 def check_source(path: Path) -> None:
-    """Raise InputError if a path is neither a run folder nor a study folder."""
-    if is_run(path) or (path / STUDY_TOML).is_file():
+    """Raise InputError if a path is not the folder of a run, a study or a finished cross-validation."""
+    if is_run(path) or (path / STUDY_TOML).is_file() or is_cross_validation(path):
         return
     if not path.exists():
         raise InputError(f"{path} does not exist.", hint="Pass a run folder (runs/NAME) or a study folder.")
+    if is_unfinished_cross_validation(path):
+        raise InputError(
+            f"The cross-validation {path} is not finished.",
+            hint="To finish it, run the same tapfm train command again with --resume. Or report the folds: "
+            + format_command("report", *sorted(filter(is_run, path.glob("fold-*"))), "--out", "report.html"),
+        )
     if (path / _EVALUATION_JSON).is_file():
         hint = "It is an evaluation. Pass its run: " + _report_command("--evaluation", path)
     elif (path / PREDICTION_JSON).is_file():
@@ -100,6 +107,23 @@ def find_predictions(run: Path, weights_sha256: str | None) -> list[ResultFolder
     """Return predictions with these weights from the folders that `_find_result_folders` searches."""
     folders = _find_result_folders(run, "predictions", PREDICTION_JSON)
     return [folder for folder in folders if folder.is_result_of(weights_sha256)]
+
+
+def find_ensemble_evaluations(ensemble: Path, weights_digests: Set[str]) -> list[ResultFolder]:
+    """Return finished evaluations of an ensemble with these weights, except for results in its own folder."""
+    return [
+        folder
+        for folder in _find_result_folders(ensemble, "evaluations", _EVALUATION_JSON)
+        if folder.weights_digests() == weights_digests
+        and folder.path.resolve() != ensemble.resolve()
+        and (folder.path / "metrics.json").is_file()
+    ]
+
+
+def find_ensemble_predictions(ensemble: Path, weights_digests: Set[str]) -> list[ResultFolder]:
+    """Return predictions of an ensemble with these weights."""
+    folders = _find_result_folders(ensemble, "predictions", PREDICTION_JSON)
+    return [folder for folder in folders if folder.weights_digests() == weights_digests]
 
 
 def _find_result_folders(run: Path, parent_name: str, file_name: str) -> list[ResultFolder]:

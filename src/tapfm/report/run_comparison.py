@@ -52,14 +52,8 @@ def _build_auc_table(title: str, results: Mapping[str, SlideSetResults]) -> Tabl
 
 def _build_differences(title: str, results: Mapping[str, SlideSetResults]) -> Block:
     """Return paired tests if all runs have the same slides, labels, targets and unit; otherwise a note."""
-    first, *others = results.values()
-    comparable = all(
-        _labels_by_slide(other.predictions) == _labels_by_slide(first.predictions)
-        and list(other.targets) == list(first.targets)
-        and other.unit == first.unit
-        for other in others
-    )
-    if not comparable:
+    first = next(iter(results.values()))
+    if not have_same_slides(list(results.values())):
         return Paragraph(
             f"The runs have different slides, labels, targets or units in the set {title}, so their AUCs cannot be "
             "compared directly. The command tapfm compare compares them on the patients that all of them have."
@@ -68,6 +62,17 @@ def _build_differences(title: str, results: Mapping[str, SlideSetResults]) -> Bl
     about = first.results.about
     return build_differences_table(
         compare_models(models, first.targets, first.unit, resamples=about["resamples"], seed=about["seed"])
+    )
+
+
+def have_same_slides(results: Sequence[SlideSetResults]) -> bool:
+    """Return whether all results have the same slides, labels, targets and unit."""
+    first, *others = results
+    return all(
+        _labels_by_slide(other.predictions) == _labels_by_slide(first.predictions)
+        and list(other.targets) == list(first.targets)
+        and other.unit == first.unit
+        for other in others
     )
 
 

@@ -21,9 +21,9 @@ from tapfm.report.reported_run import ReportedRun
 from tapfm.report.result_folders import ResultFolder
 from tapfm.report.slide_set_results import SlideSetResults
 from tapfm.runtime.messages import format_count
-from tapfm.tasks.catalog import target_kinds
 
-_TITLES = {VALIDATION: "validation", TEST: "test"}
+VALIDATION_TITLE = "validation"
+_TITLES = {VALIDATION: VALIDATION_TITLE, TEST: "test"}
 _USED_FOR_SELECTION = "The epoch and the thresholds were chosen on these slides, so these metrics are optimistic."
 _WARNINGS = {  # for splits of the run's own cohort
     VALIDATION: _USED_FOR_SELECTION,
@@ -36,7 +36,7 @@ _WARNINGS = {  # for splits of the run's own cohort
 def _evaluate_split(run: ReportedRun, split: str, resamples: int) -> SlideSetResults:
     """Compute the metrics of a split from the predictions in the run folder."""
     predictions, validation = run.predictions[split], run.predictions.get(VALIDATION, ())
-    settings, targets = EvaluationSettings(run.unit, resamples=resamples), target_kinds(run.targets)
+    settings, targets = EvaluationSettings(run.unit, resamples=resamples), run.kinds
     thresholds = choose_thresholds(validation, targets, run.unit, settings.sensitivity) if validation else None
     thresholds_source = (
         f"{format_count(len(validation), 'validation slide')} of the run"
@@ -63,7 +63,7 @@ def _evaluate_split(run: ReportedRun, split: str, resamples: int) -> SlideSetRes
     )
     return SlideSetResults(
         title=_TITLES.get(split, split),
-        description=f"{_describe_size(predictions)} from the run's own cohort, with all tiles. The metrics were "
+        description=f"{describe_size(predictions)} from the run's own cohort, with all tiles. The metrics were "
         f"computed for this report from predictions-{split}.csv. {describe_intervals(run.unit, resamples)}",
         results=results,
         predictions=predictions,
@@ -71,21 +71,24 @@ def _evaluate_split(run: ReportedRun, split: str, resamples: int) -> SlideSetRes
     )
 
 
-def _read_evaluation(folder: ResultFolder, run: ReportedRun) -> SlideSetResults:
-    """Read the results of `tapfm evaluate`. The title contains the model if it is not the run."""
+def read_evaluation_results(folder: ResultFolder, run_name: str, *, is_own: bool) -> SlideSetResults:
+    """Read the results of `tapfm evaluate`. The title contains the model if it is not the reported run.
+
+    is_own: whether the evaluated model is the reported one.
+    """
     results = read_metrics_json(folder.path / "metrics.json")
     about = results.about
     own_cohort, split, table = about["cohort"] == "own", about["split"], about["table"]
     title = _TITLES.get(split, split) if own_cohort else table + (f", {split}" if split else "")
     intervals = describe_intervals(about["unit"], about["resamples"])
     predictions = read_predictions(folder.path / "predictions.csv")
-    model = "" if folder.is_result_of(run.best_checkpoint_sha256) else Path(folder.model).name
+    model = "" if is_own else Path(folder.model).name
     own_name = f"the cohort of {model}" if model else "the run's own cohort"
     cohort = f"{own_name} ({table})" if own_cohort else f"the cohort table {table}"
-    model_notes = [f"These are results of {folder.describe_model()}, not of the run {run.name}."] if model else []
+    model_notes = [f"These are results of {folder.describe_model()}, not of the run {run_name}."] if model else []
     return SlideSetResults(
         title=f"{title}, by {model}" if model else title,
-        description=f"{_describe_size(predictions)} from {cohort}, with all tiles. The metrics were computed by "
+        description=f"{describe_size(predictions)} from {cohort}, with all tiles. The metrics were computed by "
         f"tapfm evaluate (folder {folder.path.name}). {intervals}",
         results=replace(results, notes=(*model_notes, *results.notes)),
         predictions=predictions,
@@ -102,7 +105,8 @@ def _read_baseline(folder: Path) -> list[Prediction]:
     return read_predictions(path) if path.is_file() else []
 
 
-def _describe_size(predictions: Sequence[Prediction]) -> str:
+def describe_size(predictions: Sequence[Prediction]) -> str:
+    """Return the number of slides and patients."""
     patients = len({(each.cohort, each.patient_id) for each in predictions})
     return f"{format_count(len(predictions), 'slide')} of {format_count(patients, 'patient')}"
 
@@ -112,7 +116,11 @@ def read_run_results(run: ReportedRun, evaluations: list[ResultFolder], resample
 
     Metrics are computed here only for splits without an evaluation.
     """
-    evaluated = [(folder.path.name, _read_evaluation(folder, run)) for folder in evaluations]
+    sha256 = run.best_checkpoint_sha256
+    evaluated = [
+        (folder.path.name, read_evaluation_results(folder, run.name, is_own=folder.is_result_of(sha256)))
+        for folder in evaluations
+    ]
     evaluated_splits = {result.title for _, result in evaluated if result.own_cohort and not result.model}
     computed = [
         ("", _evaluate_split(run, split, resamples))

@@ -10,12 +10,13 @@ from rich.console import Console
 
 from tapfm.evaluation.figures import build_target_panels
 from tapfm.evaluation.metric_tables import build_baseline_tables, build_metric_table, build_subgroup_tables
+from tapfm.evaluation.predictions import describe_few_tiles, few_tiles_warning
 from tapfm.prediction.folder import PredictionFolder
 from tapfm.prediction.slide_files import make_slide_finder
 from tapfm.report.appendix import build_failures_table
 from tapfm.report.content import Block, Collapsible, PageSection, PredictionRow, PredictionTable
 from tapfm.report.heatmap_blocks import ImageBudget, ImageSelection, build_heatmap_blocks, build_tile_blocks
-from tapfm.report.reported_run import ReportedRun
+from tapfm.report.reported_run import ReportedRun, describe_run
 from tapfm.report.result_folders import ResultFolder
 from tapfm.report.slide_counts import build_slide_count_blocks
 from tapfm.report.slide_set_results import SlideSetResults
@@ -35,28 +36,31 @@ _MAX_ROWS = 20_000  # browsers can sort this many rows quickly
 
 def build_cohort_section(sources: ReportSources) -> PageSection:
     """Return the number of slides and labels of each run; runs with the same slides are shown once."""
-    blocks: list[Block] = []
-    distinct: list[list[Block]] = []
+    distinct: dict[str, list[Block]] = {}
     for run in sources.runs:
         counts = build_slide_count_blocks(run, sources.results[run.name])
-        if run.slides and counts not in distinct:
-            distinct.append(counts)
-            blocks += [Collapsible(run.name, counts, open=True)] if len(distinct) > 1 else counts
+        if run.slides and counts not in distinct.values():
+            distinct[run.name] = counts
+    blocks: list[Block] = [block for counts in distinct.values() for block in counts]
+    if len(distinct) > 1:
+        blocks = [Collapsible(name, counts, open=True) for name, counts in distinct.items()]
     intro = "The number of slides in each split, and how many of the slides with a label are positive."
     return PageSection("Slides and labels", blocks, intro)
 
 
-def build_training_section(runs: Sequence[ReportedRun]) -> PageSection:
-    """Return the training curves of each run."""
+def build_training_section(sources: ReportSources) -> PageSection:
+    """Return the training curves of each run; for a study, also how each run that is shown was trained."""
     blocks: list[Block] = []
-    for index, run in enumerate(runs):
+    for index, run in enumerate(sources.runs):
         if run.history:
             best_epoch = None if run.best_epoch_row is None else int(run.best_epoch_row["epoch"])
             figure = build_training_figure(run.history, best_epoch, "")
             seconds = sum(float(row.get("seconds", 0.0)) for row in run.history)
             epochs = format_count(len(run.history), "epoch")
-            note = Paragraph(f"{epochs} in {format_duration(seconds)}, including validation.")
-            blocks += [Collapsible(run.name, [figure, note], open=index == 0)] if len(runs) > 1 else [figure, note]
+            shown: list[Block] = [figure, Paragraph(f"{epochs} in {format_duration(seconds)}, including validation.")]
+            if sources.study is not None:  # otherwise, this is at the top of the page
+                shown.insert(0, Paragraph(describe_run(run)))
+            blocks += [Collapsible(run.name, shown, open=index == 0)] if sources.names_runs else shown
     return PageSection("Training", blocks)
 
 
@@ -125,8 +129,12 @@ def build_predictions_section(sources: ReportSources) -> PageSection:
     table = PredictionTable(rows[:_MAX_ROWS])
     blocks: list[Block] = [table]
     intro = "The predicted probability of each slide. The mark in a bar is the threshold, chosen on validation slides."
+    if sources.names_runs and len(table.models) == 1:  # then the table has no column "Model"
+        intro += f" Model: {table.models[0]}."
     if len(table.slide_sets) == 1:  # then the table has no column "Set"
         intro += f" Set of slides: {table.slide_sets[0]}."
+    if few := len({(row.model, row.slide_set, row.slide_id) for row in rows if row.warning}):
+        blocks.insert(0, Paragraph(describe_few_tiles(few), warning=True))
     if len(rows) > _MAX_ROWS:
         note = f"{len(rows) - _MAX_ROWS:,} rows are not shown. The predictions*.csv files contain all rows."
         blocks.append(Paragraph(note, warning=True))
@@ -147,6 +155,7 @@ def _list_evaluated_predictions(run: ReportedRun, result: SlideSetResults) -> li
                 targets[target], targets[target].apply_threshold(logit, thresholds.get(target)), each.labels.get(target)
             ),
             tiles=each.tiles,
+            warning=few_tiles_warning(each.tiles),
             model=result.model or run.name,
         )
         for each in result.predictions
@@ -166,6 +175,7 @@ def _list_folder_predictions(runs: Sequence[ReportedRun], folder: ResultFolder) 
             threshold=prediction.threshold,
             **_describe_call(slide.kinds[target], prediction.call, prediction.label),
             tiles=slide.tiles,
+            warning=slide.warning,
             model=model,
         )
         for slide in PredictionFolder(folder.path).slides()

@@ -16,7 +16,6 @@ from tapfm.report.slide_set_results import SlideSetResults
 from tapfm.results.document import Paragraph
 from tapfm.results.table import Column, Row, Table, table_row
 from tapfm.runtime.messages import format_count
-from tapfm.tasks.catalog import target_kinds
 from tapfm.tasks.labels import label_count_cells, label_count_columns
 from tapfm.tasks.target import TargetKinds
 
@@ -31,7 +30,7 @@ _SPLIT_TITLES = {TRAIN: "training", VALIDATION: "validation"}
 
 def build_slide_count_blocks(run: ReportedRun, results: Sequence[SlideSetResults]) -> list[Block]:
     """Return the number of slides, patients and labels in each split and in each external cohort."""
-    targets = target_kinds(run.targets)
+    targets = run.kinds
     splits = [split for split in SPLITS if run.slides_of_split(split)]
     rows = [_count_split(_format_split(split), run.slides_of_split(split), targets) for split in splits]
     own_slides = {row.get("slide_id") for row in run.slides}

@@ -24,26 +24,47 @@ from tapfm.results.table import (
 
 _RANK_TAGS = {1: Markup("<strong>{}</strong>"), 2: Markup("<u>{}</u>")}
 _MAX_UNWRAPPED_CHARACTERS = 50  # characters; longer texts are wrapped
+_PHONE_CHARACTERS, _COLUMN_GAP_CHARACTERS = 38, 2  # width of a phone, and of the space between two columns
 _PANEL_SCALE = 0.8  # the page enlarges a smaller panel, so that its text is as large as that of notes
 
 
 def html_table(table: Table) -> Markup:
-    """Return a table in a scrollable region, with its notes. Reasons for missing values become footnotes."""
+    """Return a table in a scrollable region, with its notes. Reasons for missing values become footnotes.
+
+    A table that is too wide for a phone has the class `stacks`: with the style of the report, each row becomes a block
+    of labels and values there.
+    """
     shown = table.without_hidden_columns()
     reasons, classes = list_reasons(shown), [_css_class(shown, index) for index in range(len(shown.columns))]
+    stacks = not _fits_on_phone(shown)
     parts = [Markup("<h3>{}</h3>").format(table.title) if table.title else Markup("")]
     parts.append(
-        Markup('<div class="scroll" tabindex="0" role="region" aria-label="{}"><table>').format(table.title or "Table")
+        Markup('<div class="{}" tabindex="0" role="region" aria-label="{}"><table>').format(
+            "scroll stacks" if stacks else "scroll", table.title or "Table"
+        )
     )
     if any(column.title or column.group for column in shown.columns):
         parts.append(Markup("<thead>{}</thead>").format(_html_header(shown.columns, classes)))
-    rows = [_html_row(row, shown.columns, classes, reasons) for row in shown.rows]
+    rows = [_html_row(row, shown.columns, classes, reasons, stacks=stacks) for row in shown.rows]
     parts.append(Markup("<tbody>{}</tbody></table></div>").format(Markup("\n").join(rows)))
     if reasons:
         items = Markup("").join(Markup("<li>{}</li>").format(reason) for reason in reasons)
         parts.append(Markup('<ol class="reasons">{}</ol>').format(items))
     parts += [Markup('<p class="note quiet">{}</p>').format(note) for note in table.notes]
     return Markup("\n").join(parts)
+
+
+def _fits_on_phone(table: Table) -> bool:
+    """Return whether a table has two columns, whose texts can be wrapped, or rows that are short enough for a phone."""
+    if len(table.columns) <= 2:
+        return True
+    width = -_COLUMN_GAP_CHARACTERS
+    for index, column in enumerate(table.columns):
+        cells = [row.cells[index] for row in table.rows if row.cells]
+        texts = [f"{cell_text(cell, column)} {cell_detail(cell, column)}".strip() for cell in cells]
+        words = f"{column.group} {column.title}".split()
+        width += max(map(len, [*texts, *words]), default=0) + _COLUMN_GAP_CHARACTERS
+    return width <= _PHONE_CHARACTERS
 
 
 def _html_header(columns: Sequence[Column], classes: Sequence[str]) -> Markup:
@@ -71,18 +92,30 @@ def _class_attribute(css_class: str) -> Markup:
     return Markup(' class="{}"').format(css_class) if css_class else Markup("")
 
 
-def _html_row(row: Row, columns: Sequence[Column], classes: Sequence[str], reasons: Sequence[str]) -> Markup:
+def _html_row(
+    row: Row, columns: Sequence[Column], classes: Sequence[str], reasons: Sequence[str], *, stacks: bool
+) -> Markup:
     if not row.cells:
         return Markup('<tr class="heading"><th colspan="{}" scope="colgroup">{}</th></tr>').format(
             len(columns), row.heading
         )
     cells = []
     for index, (cell, column, css_class) in enumerate(zip(row.cells, columns, classes, strict=True)):
-        opening, closing = (Markup('th scope="row"'), Markup("th")) if index == 0 else (Markup("td"), Markup("td"))
         long = column.text and len(cell_text(cell, column)) > _MAX_UNWRAPPED_CHARACTERS
-        attribute = _class_attribute("long" if long else css_class)
-        cells.append(Markup("<{}{}>{}</{}>").format(opening, attribute, _html_cell(cell, column, reasons), closing))
+        attribute, content = _class_attribute("long" if long else css_class), _html_cell(cell, column, reasons)
+        if index == 0:
+            cells.append(Markup('<th scope="row"{}>{}</th>').format(attribute, content))
+        elif stacks and content:
+            label = _column_label(column)
+            cells.append(Markup('<td{} data-label="{}"><span>{}</span></td>').format(attribute, label, content))
+        else:
+            cells.append(Markup("<td{}>{}</td>").format(attribute, content))
     return Markup("<tr>{}</tr>").format(Markup("").join(cells))
+
+
+def _column_label(column: Column) -> str:
+    """Return the label of a value if its row is a block, without a header above it."""
+    return ", ".join(part for part in (column.group, column.title) if part)
 
 
 def _html_cell(cell: Cell, column: Column, reasons: Sequence[str]) -> Markup:

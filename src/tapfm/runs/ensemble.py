@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from tapfm.errors import RunError
+from tapfm.runtime.csv_files import read_csv
 from tapfm.runtime.files import write_atomically
 
 _ENSEMBLE_FILE = "ensemble.json"
@@ -81,6 +82,18 @@ def find_member_folders(path: Path) -> tuple[tuple[Path, ...], EnsembleKind | No
 
 def is_run(path: Path) -> bool:
     return (path / "config.toml").is_file()
+
+
+def is_finished_run(path: Path, allowed_failures: int = 0) -> bool:
+    """Return whether a folder is that of a finished run, with at most `allowed_failures` failed slides."""
+    # summary.md is written last, so that large files need not be checked
+    if not all((path / name).is_file() for name in ("summary.md", "history.jsonl")):
+        return False
+    try:
+        failed = sum(row["problem"] == "failed" for row in read_csv(path / "failures.csv"))
+    except (OSError, ValueError, KeyError):
+        return False
+    return failed <= allowed_failures
 
 
 def is_export(path: Path) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 from tapfm.cohort.cohort_table import Cohort, SlideRow, read_cohort
@@ -14,7 +13,6 @@ from tapfm.cohort.splits import (
     TEST,
     TRAIN,
     VALIDATION,
-    find_split_problems,
     format_names,
     parse_split,
     parse_split_option,
@@ -23,12 +21,12 @@ from tapfm.cohort.splits import (
 from tapfm.cohort.table_options import DEFAULT_TABLE_OPTIONS, TableOptions
 from tapfm.encoders.features import find_feature_file, read_feature_metadata
 from tapfm.errors import CohortError, InputError, RunError, TapfmError
+from tapfm.runs.cross_validation import is_cross_validation
 from tapfm.runs.data import RunSlide, StoredFeatures
+from tapfm.runs.evaluation_labels import describe_other_texts, read_evaluation_labels
 from tapfm.runs.model_folder import ModelFolder, ModelMember
 from tapfm.runtime.messages import format_command, format_count
-from tapfm.tasks.catalog import ClassTexts, class_texts
-from tapfm.tasks.label_columns import TargetRequest, has_number_labels
-from tapfm.tasks.labels import LabelledCohort, read_labelled_cohort
+from tapfm.tasks.catalog import ClassTexts
 from tapfm.tiles.store import TileSet, read_slide_tiles
 
 _MAX_LISTED = 10  # changes or patients listed in a message
@@ -86,14 +84,16 @@ def read_evaluation_slides(model_folder: ModelFolder, request: EvaluationRequest
     split = None if request.split is None else parse_split_option(request.split, (*SPLITS, ALL))
     is_run_cohort = request.cohort_table is None
     cohort_table, options, tiles_folder, features_folder = _find_input_paths(model_folder, request)
-    labelled = _read_labels(model_folder, request, cohort_table, options)
+    labelled = read_evaluation_labels(
+        model_folder, cohort_table, options, None if is_run_cohort else request.class_texts, request.unit
+    )
     cohort, labels = labelled.cohort, labelled.labels
     missing_targets = tuple(each for each in model_folder.targets if each not in labels)
     if is_run_cohort:
         splits = _select_run_cohort_slides(model_folder, cohort, split or TEST)
     else:
         splits = _select_external_slides(cohort, split)
-    table_notes = [*labelled.notes, *_describe_other_texts(model_folder, labelled)]
+    table_notes = [*labelled.notes, *describe_other_texts(model_folder, labelled)]
     chosen, slides_without_label, failed = [], [], {}
     for i, row in enumerate(cohort.rows):
         if row.slide_id not in splits:
@@ -136,47 +136,6 @@ def read_evaluation_slides(model_folder: ModelFolder, request: EvaluationRequest
     )
 
 
-def _read_labels(
-    model_folder: ModelFolder, request: EvaluationRequest, cohort_table: Path, options: TableOptions
-) -> LabelledCohort:
-    """Read a cohort with the labels of the model's targets that it has.
-
-    Without other texts of the classes, those of training are used, or 0 and 1 if an external table has only these.
-    """
-    config, targets = model_folder.config, model_folder.targets
-    unit = request.unit or (config.selection.unit if config is not None else "slide")
-    if request.cohort_table is None:
-        assert config is not None
-        checks = [partial(find_split_problems, fold=config.cohort.fold)]
-        request_of_run = TargetRequest(tuple(targets), class_texts(targets))
-        return read_labelled_cohort(cohort_table, options, request_of_run, unit=unit, checks=checks)
-    if unknown := [name for name in request.class_texts if name not in targets]:
-        raise InputError(
-            f"--positive names {unknown[0]}, which the model does not predict.",
-            hint=f"The model predicts {', '.join(targets)}.",
-        )
-    found = read_cohort(cohort_table, options)
-    known = tuple(target for target in targets if target in found.label_names) or tuple(targets)
-    texts = class_texts(targets)
-    for target in set(known) & set(found.label_names):
-        if target in request.class_texts:
-            texts[target] = {name: list(each) for name, each in request.class_texts[target].items()}
-        elif has_number_labels(found, target):
-            texts.pop(target, None)
-    return read_labelled_cohort(cohort_table, options, TargetRequest(known, texts), unit=unit)
-
-
-def _describe_other_texts(model_folder: ModelFolder, labelled: LabelledCohort) -> list[str]:
-    """Return a note for each target whose classes have other texts in this table than in training."""
-    notes = []
-    for target, kind in labelled.targets.items():
-        trained = model_folder.targets[target]
-        if kind.label_texts != trained.label_texts:
-            texts = (f"{kind.format_label(label)} is {trained.format_label(label)}" for label in (1, 0))
-            notes.append(f"{target} has other labels than in training: {', '.join(texts)}.")
-    return notes
-
-
 def _not_held_out_warning(split: str) -> str:
     """Return the warning for an evaluation on slides that were used for training or validation."""
     uses = {TRAIN: "trained on these slides", VALIDATION: "selected on these slides"}
@@ -213,9 +172,13 @@ def _find_input_paths(
             )
         return request.cohort_table, request.table_options, request.tiles_folder, request.features_folder
     if model_folder.ensemble == "folds":
+        path = model_folder.path
+        of_cohort = "A study has out-of-fold metrics of its cohort."
+        if is_cross_validation(path):
+            of_cohort = f"The out-of-fold metrics of its cohort are in {path / 'metrics.md'}."
         raise RunError(
-            f"{model_folder.path} is an ensemble of folds: each slide of its cohort was used to train some member.",
-            hint="Evaluate it on another cohort: --cohort EXTERNAL.csv. A study has out-of-fold metrics of its cohort.",
+            f"{path} is an ensemble of folds: each slide of its cohort was used to train some member.",
+            hint=f"Evaluate it on another cohort: --cohort EXTERNAL.csv. {of_cohort}",
         )
     if config is None:
         raise RunError(

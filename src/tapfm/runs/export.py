@@ -29,7 +29,7 @@ from tapfm.runs.ensemble import EXPORT_METADATA_FILE
 from tapfm.runs.folder import RunFolder
 from tapfm.runs.hub import check_hub_token_exists, check_licence_allows_sharing, check_repository_name, push_folder
 from tapfm.runs.model import SlideModel
-from tapfm.runs.model_card import format_model_card
+from tapfm.runs.model_card import format_model_card, read_export_base_weights
 from tapfm.runs.saved_model import AGGREGATOR_FILE, SavedModel, load_aggregator, load_export, load_run
 from tapfm.runs.thresholds import choose_export_thresholds
 from tapfm.runtime.files import write_atomically
@@ -126,7 +126,9 @@ def _write_export(saved: SavedModel, run_folder: RunFolder, out: Path) -> None:
         for name in (CONFIG_FILE, WEIGHTS_FILE):  # encoder files of an earlier export
             (out / name).unlink(missing_ok=True)
     else:
-        write_timm_folder(saved.model.encoder, saved.card, out, metadata={"targets": saved.metadata["targets"]})
+        published = read_export_base_weights(saved).are_published
+        card = saved.card if published else replace(saved.card, licence="unknown")
+        write_timm_folder(saved.model.encoder, card, out, metadata={"targets": saved.metadata["targets"]})
     aggregator = {f"aggregator/{name}": each.detach() for name, each in saved.model.aggregator.named_parameters()}
     save_checkpoint(out / AGGREGATOR_FILE, aggregator, {"tapfm": __version__, "kind": "aggregator"})
     write_atomically(

@@ -46,6 +46,7 @@ from tapfm.runtime.messages import format_command
 from tapfm.tiles.reading import SkippedTiles
 from tapfm.version import __version__
 
+FAILURE_COLUMNS = ("slide_id", "problem", "tiles_skipped", "reason")  # of failures.csv
 _MAX_LISTED = 10  # differences listed in an error
 
 
@@ -72,8 +73,12 @@ class RestorableLearner(Protocol):
 class RunFolder:
     """Reads and writes the files of a run."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, resume_command: str | None = None) -> None:
         self.folder = folder
+        # shown in messages; by default the command that resumes only this run, with the configuration in its folder
+        self.resume_command = resume_command or format_command(
+            "train", folder / "config.toml", "--out", folder, "--resume"
+        )
         self.last_checkpoint = folder / "checkpoints" / "last.safetensors"
         self.best_checkpoint = folder / "checkpoints" / "best.safetensors"
         # weights of a new best epoch; renamed to best.safetensors once last.safetensors of that epoch is saved
@@ -232,11 +237,6 @@ class RunFolder:
         """Return whether training has finished, according to the last checkpoint."""
         return bool(self._read_saved_progress()["finished"])
 
-    @property
-    def resume_command(self) -> str:
-        """The command that resumes the run with the configuration in its folder."""
-        return format_command("train", self.folder / "config.toml", "--out", self.folder, "--resume")
-
     def check_best_checkpoint_exists(self) -> None:
         """Raise RunError if there is no best checkpoint, because no epoch is finished or because it was deleted."""
         if self.best_checkpoint.exists():
@@ -274,12 +274,13 @@ def format_failures(failed: Mapping[str, str], skipped: Mapping[str, SkippedTile
         for slide_id, each in skipped.items()
         if slide_id not in failed
     ]
-    return csv_text(["slide_id", "problem", "tiles_skipped", "reason"], rows).encode()
+    return csv_text(FAILURE_COLUMNS, rows).encode()
 
 
 def collect_environment(
     device: torch.device,
     weights_sha256: str | None,
+    weights: Mapping[str, str | None] | None,
     features_source: str | None,
     tiling: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -296,6 +297,7 @@ def collect_environment(
         "cuda": torch.version.cuda if gpu is not None else None,
         "packages": {name: version for name in packages if (version := installed_version(name)) is not None},
         "weights_sha256": weights_sha256,  # of the encoder before adaptation
+        "weights": weights,  # their source, repository, revision and file name; None with stored features
         "features_source": features_source,  # tool and encoder of stored features that tapfm did not write
         "tiles": tiling,  # tiling settings of the training slides, so that other slides are tiled in the same way
         "command": shlex.join(["tapfm", *sys.argv[1:]]),

@@ -10,6 +10,7 @@ from tapfm.encoders.timm_folder import extra_timm_arguments
 from tapfm.evaluation.predictions import AucScores
 from tapfm.results.markdown import markdown_table
 from tapfm.results.table import Cell, Column, Table, table_row
+from tapfm.runs.base_weights import BaseWeights, read_base_weights
 from tapfm.runs.folder import RunFolder
 from tapfm.runs.hub import forbids_derivatives
 from tapfm.runs.saved_model import SavedModel
@@ -18,28 +19,32 @@ from tapfm.tasks.labels import label_count_cells, label_count_columns
 from tapfm.tasks.target import TargetKinds
 
 # licence identifiers of the Hugging Face Hub; others are written as "other" with a name
-_HUB_LICENCES = ("apache-2.0", "mit", "cc-by-4.0", "cc-by-nc-4.0", "cc-by-nc-nd-4.0", "cc-by-nc-sa-4.0")
+_HUB_LICENCES = ("apache-2.0", "mit", "unknown", "cc-by-4.0", "cc-by-nc-4.0", "cc-by-nc-nd-4.0", "cc-by-nc-sa-4.0")
 
 
 def format_model_card(saved: SavedModel, run_folder: RunFolder, scores_by_split: Mapping[str, AucScores]) -> str:
-    """Return the text of README.md. It contains no ids of slides or patients."""
+    """Return the text of README.md. It contains no ids of slides or patients, and no folders."""
     card, metadata = saved.card, saved.metadata
-    targets = ", ".join(metadata["targets"])
-    adapted = metadata["encoder"]["adapted"]
-    title = f"{card.name}, adapted to {targets}" if adapted else f"Aggregator of {card.name} features for {targets}"
+    adapted, weights = metadata["encoder"]["adapted"], read_export_base_weights(saved)
     lines = [
         "---",
         *(["library_name: timm"] if adapted else []),
-        *_licence_yaml_lines(card.licence),
-        *([f"base_model: {card.repository}"] if card.repository else []),
+        *_licence_yaml_lines(card.licence if weights.are_published else "unknown"),
+        *([f"base_model: {card.repository}"] if weights.are_published and card.repository else []),
         "tags: [pathology, whole-slide-image, tapfm]",
         "---",
         "",
-        f"# {title}",
+        f"# {_title(saved, weights)}",
         "",
-        _training_sentence(saved),
+        _training_sentence(saved, weights),
         "",
-        *(_encoder_usage_lines(saved) if adapted else _aggregator_usage_lines(saved)),
+        *(_encoder_usage_lines(saved, weights) if adapted else _aggregator_usage_lines(saved)),
+        "## Base weights",
+        "",
+        "The weights of the encoder before adaptation:" if adapted else "The weights that computed the features:",
+        "",
+        *_weights_lines(weights),
+        "",
         "## Data",
         "",
         *_data_lines(run_folder, target_kinds(metadata["targets"], metadata.get("labels"))),
@@ -50,7 +55,7 @@ def format_model_card(saved: SavedModel, run_folder: RunFolder, scores_by_split:
         "",
         "## Licence",
         "",
-        *_licence_lines(saved),
+        *_licence_lines(saved, weights),
         "",
         "## Limitations",
         "",
@@ -61,6 +66,13 @@ def format_model_card(saved: SavedModel, run_folder: RunFolder, scores_by_split:
     return "\n".join(lines)
 
 
+def read_export_base_weights(saved: SavedModel) -> BaseWeights:
+    """Return the encoder weights that the run of a model started from."""
+    encoder = saved.metadata["encoder"]
+    recorded = {"weights": encoder.get("base_weights"), "features_source": encoder.get("features_source")}
+    return read_base_weights(recorded, encoder["base_weights_sha256"], saved.card, adapted=encoder["adapted"])
+
+
 def _licence_yaml_lines(licence: str) -> list[str]:
     """Return the YAML lines of the licence in the header of the card."""
     if licence.lower() in _HUB_LICENCES:
@@ -68,39 +80,66 @@ def _licence_yaml_lines(licence: str) -> list[str]:
     return ["license: other", f"license_name: {re.sub('[^a-z0-9.]+', '-', licence.lower()).strip('-')}"]
 
 
-def _training_sentence(saved: SavedModel) -> str:
+def _title(saved: SavedModel, weights: BaseWeights) -> str:
+    """Return the title, which names the encoder only if its published weights were used."""
+    name, targets = saved.card.name, ", ".join(saved.metadata["targets"])
+    if not saved.metadata["encoder"]["adapted"]:
+        features = f"features of another tool ({weights.other_tool})" if weights.other_tool else f"{name} features"
+        return f"Aggregator of {features} for {targets}"
+    return f"{name}{'' if weights.are_published else ' architecture with other weights'}, adapted to {targets}"
+
+
+def _training_sentence(saved: SavedModel, weights: BaseWeights) -> str:
     """Return a sentence about how the model was trained."""
     metadata, name = saved.metadata, saved.card.name
     aggregator = f"aggregator `{metadata['aggregator']['name']}`"
     settings = f"recipe `{metadata['recipe']}`, seed {metadata['seed']}, epoch {metadata['epoch']}"
+    unclear = {None: "it is not known whether its weights are the published ones", False: "not its published weights"}
     if not metadata["encoder"]["adapted"]:
-        source = metadata["encoder"].get("features_source")
-        encoder = (
-            f"The encoder is the published {name}"
-            if source is None
-            else f"The features are from files of another tool ({source}), assumed to be {name} features"
-        )
+        if weights.other_tool:
+            encoder = (
+                f"The features are from files of another tool ({weights.other_tool}), assumed to be {name} features"
+            )
+        elif weights.are_published:
+            encoder = f"The encoder is the published {name}"
+        else:
+            encoder = f"The features are those of the {name} architecture; {unclear[weights.are_published]}"
         return f"{encoder}. The {aggregator} was trained with tapfm: {settings}."
+    encoder = name if weights.are_published else f"The {name} architecture ({unclear[weights.are_published]})"
     return (
-        f"{name} was adapted with tapfm to slide labels ({', '.join(metadata['targets'])}): "
+        f"{encoder} was adapted with tapfm to slide labels ({', '.join(metadata['targets'])}): "
         f"method `{metadata['method']}`, {aggregator}, scope `{metadata['scope']}`, {settings}."
     )
 
 
-def _licence_lines(saved: SavedModel) -> list[str]:
+def _weights_lines(weights: BaseWeights) -> list[str]:
+    """Return a table of where the base weights come from."""
+    rows = [table_row(title, text) for title, text in weights.describe().items()]
+    return [markdown_table(Table([Column("", text=True), Column("", text=True)], rows)).rstrip()]
+
+
+def _licence_lines(saved: SavedModel, weights: BaseWeights) -> list[str]:
     card = saved.card
     page = f" ([model page]({card.page}))" if card.page else ""
-    lines = [f"The licence of the base model, {card.name}, is {card.licence}{page}."]
-    if saved.metadata["encoder"]["adapted"] and forbids_derivatives(card.licence):
-        lines.append("It does not allow sharing derivatives, such as this model.")
-    return lines
+    forbidden = saved.metadata["encoder"]["adapted"] and forbids_derivatives(card.licence)
+    if weights.are_published:
+        lines = [f"The licence of the base model, {card.name}, is {card.licence}{page}."]
+        return [*lines, "It does not allow sharing derivatives, such as this model."] if forbidden else lines
+    verb = "are" if weights.are_published is False else "may be"
+    restriction = ", which does not allow sharing derivatives" if forbidden else ""
+    return [
+        f"The licence of the published weights of {card.name} is {card.licence}{page}{restriction}.",
+        f"The weights of this model {verb} others. Their own licence applies, and the above one if they are derived "
+        "from those weights.",
+    ]
 
 
-def _encoder_usage_lines(saved: SavedModel) -> list[str]:
+def _encoder_usage_lines(saved: SavedModel, weights: BaseWeights) -> list[str]:
     """Return the section about loading the encoder."""
     card = saved.card
     arguments = f", {needed}" if (needed := extra_timm_arguments(card)) else ""
     mean, std = (tuple(round(value, 6) for value in values) for values in (card.mean, card.std))
+    scales = " and ".join(map(str, card.mpp))
     return [
         "## Use",
         "",
@@ -110,7 +149,7 @@ def _encoder_usage_lines(saved: SavedModel) -> list[str]:
         "```",
         "",
         f"The input is tiles of {card.tile_px} px"
-        + (f" ({card.name} was pretrained at {' and '.join(map(str, card.mpp))} um per pixel)" if card.mpp else "")
+        + (f" ({card.name} was pretrained at {scales} um per pixel)" if scales and weights.are_published else "")
         + f", normalised with mean {mean} and standard deviation {std}. The feature is the CLS token"
         + (" and the mean of the patch tokens" if card.feature == "cls+mean" else "")
         + " after the final norm. To predict slides, use this folder with `tapfm predict`, which also reads "

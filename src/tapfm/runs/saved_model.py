@@ -67,6 +67,7 @@ def load_run(folder: Path, device: torch.device | None = None) -> SavedModel:
             "name": config.encoder.name,
             "adapted": config.adaptation.method != "fixed",
             "base_weights_sha256": run_folder.read_environments()[0]["weights_sha256"],
+            "base_weights": run_folder.read_environments()[0].get("weights"),
             "features_source": run_folder.read_environments()[0].get("features_source"),
         },
         "aggregator": {

@@ -14,8 +14,7 @@ from tapfm.errors import InputError, UnreadableSlideError
 from tapfm.runtime.output_folder import OUTPUT_MARKER
 from tapfm.slides.readers import image
 from tapfm.slides.readers.openslide import OpenSlideSlide
-from tapfm.slides.readers.tiff import TiffSlide
-from tapfm.slides.readers.tiff_structure import UnsupportedTiffError, has_ome_metadata, is_tiff
+from tapfm.slides.readers.tiff import UnsupportedTiffError, has_ome_metadata, is_tiff, open_tiff
 from tapfm.slides.slide import CACHE_BYTES, Slide
 
 # Vendors whose files are plain tiled TIFF. OpenSlide reads the TIFF variants of others (Leica, Ventana, Philips, NDPI).
@@ -53,15 +52,38 @@ def open_slide(path: Path, cache_bytes: int = CACHE_BYTES) -> Slide:
     ome = tiff and has_ome_metadata(file)
     if ome or (tiff and vendor in _PLAIN_TIFF):
         try:
-            return TiffSlide(file, cache_bytes)
+            return open_tiff(file, cache_bytes)
         except UnsupportedTiffError as reason:
             unsupported = f"a TIFF with {reason}"
+    if vendor == "dicom":
+        return _open_dicom(file, cache_bytes)
     if vendor is not None and not ome:  # OpenSlide reads only the first plane of an OME-TIFF
         return OpenSlideSlide(file, cache_bytes)
     raise UnreadableSlideError(
         f"{path.name} is {unsupported or 'not in a slide format that OpenSlide or tapfm supports, or it is damaged'}.",
         hint="Copy the file again from the scanner, or convert it to a tiled RGB TIFF.",
     )
+
+
+def _open_dicom(file: Path, cache_bytes: int) -> Slide:
+    """Open a DICOM slide with OpenSlide; if OpenSlide refuses it and it is YBR_FULL, with pydicom."""
+    try:
+        return OpenSlideSlide(file, cache_bytes)
+    except UnreadableSlideError as refusal:
+        from tapfm.slides.readers.dicom import UnsupportedDicomError, open_ybr_dicom  # importing pydicom is slow
+
+        try:
+            slide = open_ybr_dicom(file, _list_dicom_files(file.parent), cache_bytes)
+        except UnsupportedDicomError as error:
+            raise UnreadableSlideError(
+                f"{file.name} is a DICOM slide with the photometric interpretation YBR_FULL, which OpenSlide does not "
+                f"read. tapfm cannot read it either: {error}.",
+                hint="Convert it to an OME-TIFF, for example with Bio-Formats: bfconvert -series 0 -tilex 512 "
+                f"-tiley 512 -compression JPEG {file.name} {file.stem}.ome.tiff",
+            ) from error
+        if slide is None:
+            raise refusal
+        return slide
 
 
 def _find_dicom_file(folder: Path) -> Path:
@@ -96,8 +118,8 @@ def _read_series_uid(file: Path) -> bytes | None:
 def open_strict_reader(slide: Slide) -> Iterator[Slide]:
     """Open a reader that raises an error for damaged pixels.
 
-    TiffSlide ignores damage that libjpeg only reports as a warning, so its files are read with OpenSlide here. Yields
-    `slide` itself if OpenSlide does not support the file.
+    The TIFF reader ignores damage that libjpeg only reports as a warning, so its files are read with OpenSlide here.
+    Yields `slide` itself if OpenSlide does not support the file.
     """
     try:
         strict = OpenSlideSlide(slide.metadata.path) if slide.metadata.reader == "tiff" else None

@@ -2,6 +2,7 @@
 
 Sources in order of priority: the column `mpp` of the cohort table, the value in the file, the objective power (with a
 warning). An implausible value in the file is an error, because every tile of the slide would have the wrong scale.
+`tapfm predict --mpp` replaces this error: it is the scale of the slides that have none of these, or an implausible one.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tapfm.errors import ScaleError
+from tapfm.errors import InputError, ScaleError
 from tapfm.slides.slide import SlideMetadata
 
 _PLAUSIBLE_MPP = (0.1, 1.2)  # um per pixel; about 100x to 8x
@@ -17,7 +18,12 @@ _MAX_NOMINAL_RATIO = 1.7  # file value / nominal value, or its inverse; above it
 # Relative difference to the nominal value. Larger differences only give a warning, as some real scanners have them.
 _NOMINAL_TOLERANCE = 0.15
 
-ScaleSource = Literal["cohort table", "file", "objective"]
+MPP_OPTION: Literal["--mpp"] = "--mpp"
+ScaleSource = Literal["cohort table", "file", "objective", "--mpp"]
+SCALE_HINT = (
+    "Enter the correct microns per pixel in the column `mpp` of the cohort table; it overrides the file. "
+    "To create a table: tapfm inspect SLIDES --write-cohort cohort.csv"
+)
 
 
 @dataclass(frozen=True)
@@ -34,51 +40,84 @@ def nominal_mpp(objective_power: float) -> float:
     return 10 / objective_power
 
 
-def resolve_scale(metadata: SlideMetadata, table_mpp: float | None = None) -> Scale:
+def check_mpp_option(mpp: float) -> None:
+    """Raise InputError if the value of --mpp is implausible."""
+    low, high = _PLAUSIBLE_MPP
+    if not low <= mpp <= high:  # also for NaN
+        raise InputError(
+            f"--mpp must be between {low:g} and {high:g} um per pixel; got {mpp:g}.",
+            hint="A slide scanned at 40x has about 0.25 um per pixel, one scanned at 20x about 0.5. For example: "
+            "--mpp 0.25",
+        )
+
+
+def resolve_scale(metadata: SlideMetadata, table_mpp: float | None = None, mpp_option: float | None = None) -> Scale:
     """Return the microns per pixel of a slide.
 
     Raises ScaleError if they are unknown, or implausible in the file; an implausible `table_mpp` only gives a warning.
+    `mpp_option` is used instead of raising, unless it contradicts the objective power.
     """
+    try:
+        return _resolve_own_scale(metadata, table_mpp)
+    except ScaleError as error:
+        if mpp_option is None:
+            raise
+        objective = metadata.objective_power
+        if objective is not None and _is_plausible(nominal_mpp(objective)) and _contradicts(mpp_option, objective):
+            raise ScaleError(
+                f"{error.message} {MPP_OPTION} {mpp_option:g} is not used for it, because {objective:g}x usually means "
+                f"{nominal_mpp(objective):.4g}.",
+                hint=SCALE_HINT,
+            ) from error
+        refused = () if metadata.mpp_in_file is None else (f"{error.message} Using {MPP_OPTION} {mpp_option:g}",)
+        return Scale(mpp_option, MPP_OPTION, (*refused, *_objective_mismatch_warnings(mpp_option, objective)))
+
+
+def _resolve_own_scale(metadata: SlideMetadata, table_mpp: float | None) -> Scale:
+    """Return the microns per pixel from the cohort table or the file."""
     notes = (metadata.note,) if metadata.note else ()
     objective = metadata.objective_power
     if table_mpp is not None:
-        plausible = _PLAUSIBLE_MPP[0] <= table_mpp <= _PLAUSIBLE_MPP[1]
-        implausible = () if plausible else (f"the cohort table gives an unusual value of {table_mpp:g} um per pixel",)
+        unusual = (f"the cohort table gives an unusual value of {table_mpp:g} um per pixel",)
+        implausible = () if _is_plausible(table_mpp) else unusual
         return Scale(table_mpp, "cohort table", (*implausible, *_objective_mismatch_warnings(table_mpp, objective)))
     name, mpp = metadata.path.name, metadata.mpp_in_file
-    hint = (
-        "Enter the correct microns per pixel in the column `mpp` of the cohort table; it overrides the file. "
-        "To create a table: tapfm inspect SLIDES --write-cohort cohort.csv"
-    )
     if mpp is None:
         if objective is None:
             raise ScaleError(
-                f"The metadata of {name} contain neither microns per pixel nor an objective power.", hint=hint
+                f"The metadata of {name} contain neither microns per pixel nor an objective power.", hint=SCALE_HINT
             )
         assumed = nominal_mpp(objective)
-        if not _PLAUSIBLE_MPP[0] <= assumed <= _PLAUSIBLE_MPP[1]:
+        if not _is_plausible(assumed):
             raise ScaleError(
                 f"The metadata of {name} contain no microns per pixel, and an implausible objective power of "
                 f"{objective:g}.",
-                hint=hint,
+                hint=SCALE_HINT,
             )
         warning = f"no microns per pixel in the file; assuming {assumed:g} from the objective power of {objective:g}x"
         return Scale(assumed, "objective", (*notes, warning))
-    if not _PLAUSIBLE_MPP[0] <= mpp <= _PLAUSIBLE_MPP[1]:
+    if not _is_plausible(mpp):
         raise ScaleError(
             f"The metadata of {name} give {mpp:.4g} um per pixel, outside the plausible range of "
             f"{_PLAUSIBLE_MPP[0]:g} to {_PLAUSIBLE_MPP[1]:g}.",
-            hint=hint,
+            hint=SCALE_HINT,
         )
-    if objective is not None:
-        ratio = mpp / nominal_mpp(objective)
-        if max(ratio, 1 / ratio) > _MAX_NOMINAL_RATIO:
-            raise ScaleError(
-                f"The metadata of {name} contradict each other: {mpp:.4g} um per pixel, but an objective power of "
-                f"{objective:g}x, which usually means {nominal_mpp(objective):.4g}.",
-                hint=hint,
-            )
+    if objective is not None and _contradicts(mpp, objective):
+        raise ScaleError(
+            f"The metadata of {name} contradict each other: {mpp:.4g} um per pixel, but an objective power of "
+            f"{objective:g}x, which usually means {nominal_mpp(objective):.4g}.",
+            hint=SCALE_HINT,
+        )
     return Scale(mpp, "file", (*notes, *_objective_mismatch_warnings(mpp, objective)))
+
+
+def _is_plausible(mpp: float) -> bool:
+    return _PLAUSIBLE_MPP[0] <= mpp <= _PLAUSIBLE_MPP[1]
+
+
+def _contradicts(mpp: float, objective_power: float) -> bool:
+    ratio = mpp / nominal_mpp(objective_power)
+    return max(ratio, 1 / ratio) > _MAX_NOMINAL_RATIO
 
 
 def _objective_mismatch_warnings(mpp: float, objective_power: float | None) -> tuple[str, ...]:

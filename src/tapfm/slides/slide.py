@@ -1,7 +1,7 @@
 """The Slide interface that every reader implements, and the types it uses.
 
 Units: `_px0` is a length or position in pixels of level 0, the full resolution; `_px` is in pixels of the image.
-Points are (x, y) from the top left. A region may extend beyond the slide's edge; background is returned there.
+Points are (x, y) from the top left. A region may extend past the edge of the slide; it is white there.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import stdev
 
 from tapfm.config.study import StudyConfig
@@ -12,8 +12,9 @@ from tapfm.evaluation.model_comparison import Comparison, PairedComparison, comp
 from tapfm.evaluation.predictions import compute_scores
 from tapfm.results.estimate import Estimate
 from tapfm.results.formatting import format_p_value
-from tapfm.results.table import Cell, Column, Row, Table, table_row
+from tapfm.results.table import Cell, Column, Row, Table, Value, table_row
 from tapfm.study.results import COHORTS, SeedPredictions, StudyResults
+from tapfm.study.validation import ValidationScore, choose_model, score_on_validation
 from tapfm.tasks.catalog import target_kinds
 from tapfm.tasks.target import BASELINE, TargetKinds
 
@@ -52,6 +53,8 @@ class ComparedModel:
     aggregator: str
     variant: str
     aucs: Mapping[CohortTarget, ComparedAuc]
+    validation: Mapping[str, ValidationScore] = field(default_factory=dict)  # by target
+    runs: Mapping[str, int] = field(default_factory=dict)  # number of finished runs, by target
 
 
 @dataclass(frozen=True)
@@ -59,23 +62,28 @@ class StudyComparison:
     """AUCs of all models. A model without predictions for a cohort and target has no entry for them."""
 
     patients: Mapping[CohortTarget, int]
+    slides: Mapping[CohortTarget, int]
     models: Sequence[ComparedModel]
+    chosen: Mapping[str, str]  # row_key of the model that is chosen on validation, by target
     notes: Sequence[str]
 
 
 def compare_study(results: StudyResults) -> StudyComparison:
     study = results.study
     patients: dict[CohortTarget, int] = {}
+    slides: dict[CohortTarget, int] = {}
+    validation: dict[str, dict[str, ValidationScore]] = {}
     aucs: dict[str, dict[CohortTarget, ComparedAuc]] = {}
     notes: list[str] = []
     for target in [*study.targets, *([MACRO] if study.is_multilabel else [])]:
+        validation[target] = score_on_validation(results, target)
         for cohort in COHORTS:
             if not (seeds := results.predictions(cohort, target)):
                 continue
             kinds = study.target_kinds
             targets = kinds if study.is_multilabel else {target: kinds[target]}
             comparison, best = _compare_with_best(seeds, targets, target, study)
-            patients[cohort, target] = comparison.patient_count
+            patients[cohort, target], slides[cohort, target] = comparison.patient_count, comparison.slide_count
             for name in seeds:
                 aucs.setdefault(name, {})[cohort, target] = _collect_auc(comparison, seeds, name, best, target)
             notes += [
@@ -86,13 +94,30 @@ def compare_study(results: StudyResults) -> StudyComparison:
             ]
     rows = {each.model.row_key: each.model for each in results.models}
     models = [
-        ComparedModel(name, row.title, row.encoder, row.method, row.aggregator, row.variant or "", aucs[name])
+        ComparedModel(
+            *(name, row.title, row.encoder, row.method, row.aggregator, row.variant or "", aucs[name]),
+            validation={target: scores[name] for target, scores in validation.items() if name in scores},
+            runs={target: _count_runs(results, name, target) for target in validation},
+        )
         for name, row in sorted(rows.items(), key=lambda item: list(_METHOD_TITLES).index(item[1].method))
         if name in aucs
     ]
+    chosen: dict[str, str] = {}
+    for target, scores in validation.items():
+        evaluated = {
+            name: score for name, score in scores.items() if any(each[1] == target for each in aucs.get(name, {}))
+        }
+        if (best := choose_model(evaluated)) is not None:
+            chosen[target] = best
     if BASELINE in aucs:
         models.append(ComparedModel(BASELINE, BASELINE_TITLE, "", BASELINE, "", "", aucs[BASELINE]))
-    return StudyComparison(patients, models, list(dict.fromkeys(notes)))
+    return StudyComparison(patients, slides, models, chosen, list(dict.fromkeys(notes)))
+
+
+def _count_runs(results: StudyResults, row_key: str, target: str) -> int:
+    """Return the number of finished runs of a model that predict a target."""
+    found = [each for each in results.models if each.model.row_key == row_key and each.model.target in (None, target)]
+    return sum(len(each.histories) for each in found)
 
 
 def _compare_with_best(
@@ -131,32 +156,37 @@ def _collect_auc(
 def tidy_table(comparison: StudyComparison) -> Table:
     """Return a table with one row per model, cohort and target, for the CSV file."""
     text_names = ("model", "encoder", "method", "aggregator", "variant", "cohort", "target")
-    value_names = ("patients", "auc", "ci_low", "ci_high", "seeds", "seed_sd")
+    value_names = ("patients", "slides", "auc", "ci_low", "ci_high", "seeds", "seed_sd")
     columns = [
         *(Column(name, text=True) for name in text_names),
         *map(Column, value_names),
         Column("difference_to_best", interval=True),
     ]
     columns += [*map(Column, ("p_bootstrap", "p_delong", "p_holm", "rank")), Column("reason", text=True)]
+    columns += map(Column, ("validation_auc", "validation_ci_low", "validation_ci_high"))
+    columns += [*map(Column, ("validation_patients", "validation_slides")), Column("validation_reason", text=True)]
+    columns += map(Column, ("runs", "chosen"))
     rows = []
     for model in comparison.models:
         for cohort_target, cell in model.aucs.items():
-            pair, auc = cell.against_best, cell.auc
+            pair, auc, target = cell.against_best, cell.auc, cohort_target[1]
             tests = (None,) * 4 if pair is None else (pair.difference, pair.p_bootstrap, pair.p_delong, pair.p_holm)
             rows.append(
                 table_row(
                     *(model.title, model.encoder, model.method, model.aggregator, model.variant, *cohort_target),
-                    *(comparison.patients[cohort_target], auc.value, auc.low, auc.high, cell.seeds, cell.seed_sd),
-                    *(*tests, cell.rank, auc.reason),
+                    *(comparison.patients[cohort_target], comparison.slides[cohort_target]),
+                    *(auc.value, auc.low, auc.high, cell.seeds, cell.seed_sd, *tests, cell.rank, auc.reason),
+                    *_validation_values(model.validation.get(target)),
+                    *(model.runs.get(target), int(comparison.chosen.get(target) == model.row_key)),
                 )
             )
     return Table(columns, rows)
 
 
-def parse_auc_row(line: Mapping[str, str]) -> Estimate:
-    """Return the AUC in a row of the CSV file of the tidy table."""
-    value, low, high = (float(line[name]) if line[name] else None for name in ("auc", "ci_low", "ci_high"))
-    return Estimate(value, low, high, line["reason"])
+def _validation_values(score: ValidationScore | None) -> tuple[Value, ...]:
+    if score is None:
+        return (None, None, None, None, None, "")
+    return score.auc.value, score.auc.low, score.auc.high, score.patients, score.slides, score.auc.reason
 
 
 def wide_table(comparison: StudyComparison, study: StudyConfig) -> Table:
@@ -179,7 +209,8 @@ def wide_table(comparison: StudyComparison, study: StudyConfig) -> Table:
     seeds = max((cell.seeds for model in comparison.models for cell in model.aucs.values()), default=1)
     note = (
         f"AUC by {study.unit}, with 95% confidence interval (bootstrap of patients) and p value of a paired test "
-        "against the best model of the column (Holm-corrected). Best in bold, second best underlined. N: number of "
+        "against the model with the highest AUC of the column (Holm-corrected). Bold, underlined: highest and second "
+        "highest AUC of the column; this is not the choice of a model, which is made on validation. N: number of "
         "patients."
     )
     if seeds > 1:

@@ -22,7 +22,7 @@ from typing import Any
 
 from tapfm.config.changes import describe_changed_settings
 from tapfm.config.settings import RunConfig
-from tapfm.runtime.csv_files import read_csv
+from tapfm.runs.ensemble import is_finished_run
 from tapfm.study.runs import PlannedRun, StudyModel, safe_folder_name
 
 
@@ -66,14 +66,7 @@ class StudyFolder:
     def is_finished(self, run: PlannedRun, allowed_failures: int = 0) -> bool:
         """Return whether a run is finished, with at most `allowed_failures` failed slides."""
         folder = self.run(run)
-        # summary.md is written last, so that large files need not be checked
-        if not all((folder / name).is_file() for name in ("summary.md", "predictions-test.csv", "history.jsonl")):
-            return False
-        try:
-            failed = sum(row["problem"] == "failed" for row in read_csv(folder / "failures.csv"))
-        except (OSError, ValueError, KeyError):
-            return False
-        return failed <= allowed_failures
+        return (folder / "predictions-test.csv").is_file() and is_finished_run(folder, allowed_failures)
 
     def list_changes(self, run: PlannedRun, config: RunConfig) -> list[str]:
         """Describe each setting of a started run that differs from the given configuration."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,6 +18,7 @@ from tapfm.tasks.target import BASELINE
 
 COHORTS = ("test", "external")
 _PREDICTIONS = "predictions.csv"
+_VALIDATION_PREDICTIONS = "predictions-val.csv"  # of a run
 _BASELINE_PREDICTIONS = "predictions-baseline.csv"
 
 SeedPredictions = Sequence[Sequence[Prediction]]  # one list of predictions per seed
@@ -30,6 +31,7 @@ class ModelResult:
     model: StudyModel
     histories: Mapping[str, Sequence[Mapping[str, Any]]]  # by run name
     predictions: Mapping[str, SeedPredictions]  # by cohort
+    validation: Mapping[str, Sequence[Prediction]] = field(default_factory=dict)  # of validation slides, by run name
 
 
 @dataclass(frozen=True)
@@ -71,17 +73,20 @@ def collect_results(study: StudyConfig, folder: StudyFolder) -> StudyResults:
 def _collect_model(study: StudyConfig, folder: StudyFolder, model: StudyModel) -> ModelResult:
     histories: dict[str, list[dict[str, Any]]] = {}
     predictions: dict[str, list[list[Prediction]]] = {}
+    validation: dict[str, list[Prediction]] = {}
     for seed in study.seeds:
         for run in list_fold_runs(study, model, seed):
             if folder.is_finished(run, study.allowed_failures):
                 histories[run.name] = folder.read_history(run)
+                if (file := folder.run(run) / _VALIDATION_PREDICTIONS).is_file():
+                    validation[run.name] = read_predictions(file)
         for cohort, folders in _list_evaluations(study, folder, model, seed).items():
             slides = study.cohort if cohort == "test" else study.external
             assert slides is not None
             if all(is_evaluated(evaluation, study, slides) for evaluation in folders):  # all folds or none
                 files = [evaluation / _PREDICTIONS for evaluation in folders]
                 predictions.setdefault(cohort, []).append(_pool_folds(files))
-    return ModelResult(model, histories, predictions)
+    return ModelResult(model, histories, predictions, validation)
 
 
 def _list_evaluations(study: StudyConfig, folder: StudyFolder, model: StudyModel, seed: int) -> dict[str, list[Path]]:

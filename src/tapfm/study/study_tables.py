@@ -5,6 +5,8 @@ The same runs always give byte-identical files.
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +30,7 @@ from tapfm.study.costs import costs_table
 from tapfm.study.figures import curves_figure, log_losses_figure, losses_figure, roc_figure
 from tapfm.study.folder import StudyFolder
 from tapfm.study.forgetting import describe_forgetting, forgetting_table, summarise_probes
+from tapfm.study.headline import RESULT_TITLE, build_study_headline, read_headline_rows
 from tapfm.study.results import StudyResults, collect_results
 from tapfm.study.runs import METHOD_ORDER, list_runs, resolve_run_config
 from tapfm.study.stability import (
@@ -58,8 +61,8 @@ class _StudyPart:
         return Section(self.title, [self.table, *map(Paragraph, self.sentences), *self.figures.values()])
 
 
-def write_study_tables(study: StudyConfig, folder: StudyFolder) -> Table:
-    """Write the tables and figures of a study, and return the table of AUCs."""
+def write_study_tables(study: StudyConfig, folder: StudyFolder) -> tuple[Table, Table]:
+    """Write the tables and figures of a study, and return the table of AUCs and the headline."""
     results = collect_results(study, folder)
     comparison = compare_study(results)
     auc = _auc_part(results, comparison)
@@ -78,10 +81,13 @@ def write_study_tables(study: StudyConfig, folder: StudyFolder) -> Table:
         probes = summarise_probes(results)
         sentences = describe_forgetting(probes)
         parts.append(_StudyPart("Forgetting", "forgetting", forgetting_table(probes), sentences=sentences))
-    sections = [Section("Overview", _overview(results)), *(part.section() for part in parts)]
+    csv_rows = csv.DictReader(io.StringIO(table_csv(tidy_table(comparison))))
+    headline = build_study_headline(read_headline_rows(list(csv_rows)), with_choice=True)
+    result = Section(RESULT_TITLE, [headline if headline.rows else Paragraph("No results yet.")])
+    sections = [Section("Overview", _overview(results)), result, *(part.section() for part in parts)]
     _write_files(folder.path, study, parts, [*sections, *_failed_steps_sections(study, folder)])
     write_sections_json(folder.path / "study.json", sections)  # `tapfm report` reads failures from status.csv
-    return auc.table
+    return auc.table, headline
 
 
 def _write_files(folder: Path, study: StudyConfig, parts: Sequence[_StudyPart], sections: Sequence[Section]) -> None:
@@ -93,7 +99,8 @@ def _write_files(folder: Path, study: StudyConfig, parts: Sequence[_StudyPart], 
         texts[f"{part.name}.md"] = markdown_sections(part.title, [Section("", part.section().blocks)], files)
     caption = (
         f"{study.name}: AUC with 95% confidence interval (bootstrap of patients), and p value of a paired test against "
-        "the best model of the column (Holm-corrected). N: number of patients. Best in bold, second best underlined."
+        "the model with the highest AUC of the column (Holm-corrected). N: number of patients. Bold, underlined: "
+        "highest and second highest AUC of the column; this is not the choice of a model, which is made on validation."
     )
     label = "multi_label" if study.is_multilabel else "comparison"
     texts[f"{parts[0].name}.tex"] = latex_table(parts[0].table, caption, label)

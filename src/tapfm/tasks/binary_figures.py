@@ -124,7 +124,7 @@ def _calibration_panel(units: ScoredUnits, calibration_error: Estimate, unit: st
     ticks = [0, 0.25, 0.5, 0.75, 1]
     return Panel(
         FIGURES["reliability"],
-        Axis(f"mean probability (numbers: {unit}s per bin)", low, high, ticks),
+        Axis(f"mean probability (numbers: {unit}s)", low, high, ticks),
         Axis("fraction of positives", low, high, ticks),
         marks,
     )

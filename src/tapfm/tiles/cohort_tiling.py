@@ -25,7 +25,7 @@ from tapfm.runtime.progress import SlideProgress
 from tapfm.runtime.workers import WorkerPool
 from tapfm.slides.annotations import GEOJSON_SUFFIXES, MASK_SUFFIXES, encode_tissue_geojson
 from tapfm.slides.opening import OUTPUT_FOLDERS, list_slide_files, open_slide
-from tapfm.slides.scale import resolve_scale
+from tapfm.slides.scale import MPP_OPTION, resolve_scale
 from tapfm.tiles.grid import TileSpec, TileStatus
 from tapfm.tiles.overlay import draw_overlay
 from tapfm.tiles.overview_page import build_overview_page
@@ -47,6 +47,7 @@ class TilingJob:
     tissue_path: Path | None
     key: str  # fingerprint of everything that determines the tiles
     threads: int = 1  # more if there are at least twice as many workers as slides
+    mpp_option: float | None = None  # microns per pixel if the slide has no usable scale
 
 
 def tile_cohort(
@@ -61,13 +62,17 @@ def tile_cohort(
     force: bool,
     console: Console,
     pool: WorkerPool | None = None,
+    mpp_option: float | None = None,
 ) -> SlideTable[TilingRecord]:
     """Tile all slides, or those in `only`. Slides already tiled with the same settings are skipped.
 
     tissue: folder or file with tissue annotations. pool: running workers that call `catch_failures(run_tiling_job)`.
+    mpp_option: microns per pixel of slides without a usable scale.
     """
     annotations = _find_tissue_annotations(rows, tissue, folder, only)
-    jobs = {row.slide_id: _make_job(row, folder, spec, layout, annotations.get(row.slide_id)) for row in rows}
+    jobs = {
+        row.slide_id: _make_job(row, folder, spec, layout, annotations.get(row.slide_id), mpp_option) for row in rows
+    }
     if tissue is not None:
         console.print(
             f"Tissue annotations found for {len(annotations):,} of {len(rows):,} slides. "
@@ -131,14 +136,21 @@ def find_unrelated_tile_files(table: SlideTable[TilingRecord]) -> list[str]:
     return sorted(path.name for path in (table.folder / "patches").glob("*.h5") if path.name not in owned)
 
 
-def _make_job(row: SlideRow, folder: Path, spec: TileSpec, layout: Layout, tissue_path: Path | None) -> TilingJob:
-    """Return the job of a slide. Its key covers everything that its output files depend on."""
+def _make_job(
+    row: SlideRow, folder: Path, spec: TileSpec, layout: Layout, tissue_path: Path | None, mpp_option: float | None
+) -> TilingJob:
+    """Return the job of a slide. Its key covers everything that its output files depend on, except `mpp_option`."""
     try:
         files = [file_identity(file) for file in [*list_slide_files(row.path), *([tissue_path] if tissue_path else [])]]
     except OSError:
         files = []  # the job itself will fail with the reason
-    key = fingerprint(TILING_VERSION, asdict(spec), layout, row.slide_id, row.mpp, files)
-    return TilingJob(row, spec, layout, folder, tissue_path, key)
+    key = fingerprint(TILING_VERSION, spec.to_dict(), layout, row.slide_id, row.mpp, files)
+    return TilingJob(row, spec, layout, folder, tissue_path, key, mpp_option=mpp_option)
+
+
+def _tiles_key(job: TilingJob, mpp_source: str) -> str:
+    """Return the key that is stored with the tiles: of the job, and of `mpp_option` if the slide needs it."""
+    return fingerprint(job.key, job.mpp_option) if mpp_source == MPP_OPTION else job.key
 
 
 def _reject_foreign_files(jobs: Sequence[TilingJob]) -> None:
@@ -201,12 +213,11 @@ def _load_finished_record(job: TilingJob) -> TilingRecord | None:
         tiles = read_tiles(path)
     except TileStoreError:
         return None
-    if tiles.fingerprint != job.key or not tiles.summary:
-        return None
     try:
-        return TilingRecord(**tiles.summary)
+        record = TilingRecord(**tiles.summary or {})
     except TypeError:
-        return None  # written by a version with other columns
+        return None  # not by tapfm, or by a version with other columns
+    return record if tiles.fingerprint == _tiles_key(job, record.mpp_source) else None
 
 
 def _overlay_path(job: TilingJob) -> Path:
@@ -233,7 +244,7 @@ def _tile_and_write(job: TilingJob) -> TilingRecord:
     slide_id = job.row.slide_id
     with closing(open_slide(job.row.path)) as slide:
         metadata = slide.metadata
-        scale = resolve_scale(metadata, job.row.mpp)
+        scale = resolve_scale(metadata, job.row.mpp, job.mpp_option)
         tiled = tile_slide(slide, scale, job.spec, job.tissue_path, job.threads)
         write_atomically(_overlay_path(job), draw_overlay(slide, tiled, scale, slide_id))
     write_atomically(_outline_path(job), encode_tissue_geojson(tiled.tissue_mask, tiled.thumbnail, metadata, slide_id))
@@ -245,13 +256,16 @@ def _tile_and_write(job: TilingJob) -> TilingRecord:
         mpp_source=scale.source,
         tissue=job.spec.tissue if job.tissue_path is None else "annotation",
         achieved_mpp=job.spec.achieved_mpp(scale.mpp),
-        tiles=counts[TileStatus.KEPT],
+        tiles=len(tiled.kept),
+        tiles_padded=counts[TileStatus.PADDED],
         tissue_mm2=tiled.tissue_mm2,
         removed_background=counts[TileStatus.BACKGROUND],
         removed_padding=counts[TileStatus.PADDING],
         removed_pen=counts[TileStatus.PEN],
         removed_blur=counts[TileStatus.BLUR],
         removed_unreadable=counts[TileStatus.UNREADABLE],
+        removed_edge=counts[TileStatus.EDGE],
+        removed_edge_mm2=tiled.removed_edge_mm2,
         warnings="; ".join(tiled.warnings),
     )
     if not len(tiled.kept):
@@ -266,9 +280,10 @@ def _tile_and_write(job: TilingJob) -> TilingRecord:
         slide_mpp=scale.mpp,
         overlap_px=job.spec.overlap_px,
         size_px0=(metadata.width_px0, metadata.height_px0),
-        fingerprint=job.key,
+        fingerprint=_tiles_key(job, scale.source),
         summary=asdict(record),
-        spec=asdict(job.spec),
+        spec=job.spec.to_dict(),
+        padded=tiled.padded if job.spec.edge_tiles == "pad" else None,
     )
     write_tiles(job.folder, tiles, job.layout)
     return record

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import IntEnum
+from typing import Any
 
 import cv2
 import numpy as np
@@ -14,6 +15,7 @@ from tapfm.slides.slide import Box, Thumbnail
 from tapfm.slides.tissue import TISSUE_METHODS, Mask
 
 Positions = NDArray[np.int64]  # (tiles, 2)
+_EDGE_TILES = ("skip", "pad")
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class TileSpec:
     tissue: str = "otsu"
     drop_pen: bool = True
     drop_blur: bool = True
+    edge_tiles: str = "skip"  # "pad" keeps tiles that extend past the right or bottom edge
 
     def __post_init__(self) -> None:
         has_valid_size = 16 <= self.tile_px <= 4096
@@ -43,9 +46,22 @@ class TileSpec:
             f"tissue is '{self.tissue}', but must be one of {', '.join(TISSUE_METHODS)}": (
                 self.tissue not in TISSUE_METHODS
             ),
+            f"edge-tiles is '{self.edge_tiles}', but must be one of {', '.join(_EDGE_TILES)}": (
+                self.edge_tiles not in _EDGE_TILES
+            ),
         }
         if broken := [rule for rule, is_broken in rules.items() if is_broken]:
             raise SettingError("; ".join(broken) + ".", hint="All settings: tapfm tile --help")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as stored in tile files and in their fingerprints.
+
+        `edge_tiles` is omitted if it is "skip": files of versions without this setting have the same tiles.
+        """
+        settings = asdict(self)
+        if self.edge_tiles == "skip":
+            del settings["edge_tiles"]
+        return settings
 
     def side_px0(self, slide_mpp: float) -> int:
         """Return the side of a tile in level-0 pixels, rounded."""
@@ -65,27 +81,41 @@ class TileStatus(IntEnum):
 
     KEPT = 0
     BACKGROUND = 1
-    PADDING = 2
+    PADDING = 2  # black padding of the scanner
     PEN = 3
     BLUR = 4
     UNREADABLE = 5
+    EDGE = 6  # removed: extends past the right or bottom edge
+    PADDED = 7  # kept, although it extends past the right or bottom edge; pixels outside the slide are white
 
 
-def tile_grid(bounds: Box, spec: TileSpec, slide_mpp: float) -> Positions:
-    """Return the positions of all tiles that lie completely within the bounds, row by row."""
+def tile_grid(bounds: Box, spec: TileSpec, slide_mpp: float, *, with_edge: bool = False) -> Positions:
+    """Return the positions of all tiles that lie completely within the bounds, row by row.
+
+    with_edge: also return the tiles that extend past the right or bottom edge, at most one column and one row.
+    """
     side_px0, stride_px0 = spec.side_px0(slide_mpp), spec.stride_px0(slide_mpp)
-    x = bounds.x_px0 + _tile_starts(bounds.width_px0, side_px0, stride_px0)
-    y = bounds.y_px0 + _tile_starts(bounds.height_px0, side_px0, stride_px0)
+    x = bounds.x_px0 + _tile_starts(bounds.width_px0, side_px0, stride_px0, with_edge)
+    y = bounds.y_px0 + _tile_starts(bounds.height_px0, side_px0, stride_px0, with_edge)
     return np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)
 
 
-def _tile_starts(length_px0: int, side_px0: int, stride_px0: float) -> NDArray[np.int64]:
+def _tile_starts(length_px0: int, side_px0: int, stride_px0: float, with_edge: bool) -> NDArray[np.int64]:
     """Return the starts of the tiles along one side; each is rounded on its own, so that errors do not add up."""
-    if length_px0 < side_px0:
-        return np.empty(0, np.int64)
-    count = int((length_px0 - side_px0) / stride_px0) + 2
+    count = int((length_px0 - side_px0) / stride_px0) + 2 if length_px0 >= side_px0 else 0
     starts = np.rint(np.arange(count) * stride_px0).astype(np.int64)
-    return starts[starts + side_px0 <= length_px0]
+    starts = starts[starts + side_px0 <= length_px0]
+    covered_px0 = starts[-1] + side_px0 if len(starts) else 0
+    following = round(len(starts) * stride_px0)
+    if with_edge and covered_px0 < length_px0 and following < length_px0:
+        starts = np.append(starts, following)
+    return starts
+
+
+def find_edge_tiles(bounds: Box, positions: Positions, side_px0: int) -> NDArray[np.bool_]:
+    """Return which tiles extend past the right or bottom edge of the bounds."""
+    ends = np.array([bounds.x_px0 + bounds.width_px0, bounds.y_px0 + bounds.height_px0])
+    return np.asarray((positions + side_px0 > ends).any(axis=1))
 
 
 def mask_coverage(mask: Mask, thumbnail: Thumbnail, positions: Positions, side_px0: int) -> NDArray[np.float64]:

@@ -26,13 +26,18 @@ _COLOURS: dict[TileStatus, Colour] = {
     TileStatus.BLUR: (230, 159, 0),
     TileStatus.UNREADABLE: (200, 30, 30),
     TileStatus.PADDING: (120, 120, 120),
+    TileStatus.EDGE: (86, 180, 233),
+    TileStatus.PADDED: (86, 180, 233),
 }
+_THICKNESS = {TileStatus.KEPT: 1, TileStatus.PADDED: 3}  # lines of tiles that are kept; removed tiles are filled
 _LEGEND_TEXTS = {
     TileStatus.KEPT: "tiles",
     TileStatus.PEN: "removed (pen)",
     TileStatus.BLUR: "removed (out of focus)",
     TileStatus.UNREADABLE: "removed (unreadable)",
     TileStatus.PADDING: "removed (scanner padding)",
+    TileStatus.EDGE: "removed (past the edge)",
+    TileStatus.PADDED: "more, padded with white",
 }
 
 
@@ -50,8 +55,9 @@ def draw_overlay(slide: Slide, tiled: TiledSlide, scale: Scale, title: str) -> b
     for status, colour in _COLOURS.items():
         layer = canvas.copy()
         for left, top, right, bottom in squares[tiled.statuses == status].tolist():
-            thickness = 1 if status == TileStatus.KEPT else cv2.FILLED
-            cv2.rectangle(layer, (left, top), (right, bottom), colour, thickness)
+            if status == TileStatus.PADDED:  # its right or lower line would be outside the image
+                right, bottom = min(right, width_px - 1), min(bottom, height_px - 1)
+            cv2.rectangle(layer, (left, top), (right, bottom), colour, _THICKNESS.get(status, cv2.FILLED))
         canvas = cv2.addWeighted(layer, 0.55, canvas, 0.45, 0)
     mask = cv2.resize(tiled.tissue_mask.astype(np.uint8), (width_px, height_px), interpolation=cv2.INTER_NEAREST)
     for piece in trace_outlines(mask.astype(bool)):

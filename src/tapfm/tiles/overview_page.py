@@ -77,7 +77,12 @@ def _format_statistics(entry: TilingRecord) -> str:
     ]
     parts += [
         f"{count:,} {name}"
-        for count, name in ((entry.removed_pen, "removed (pen)"), (entry.removed_blur, "removed (out of focus)"))
+        for count, name in (
+            (entry.tiles_padded, "tiles padded with white"),
+            (entry.removed_pen, "removed (pen)"),
+            (entry.removed_blur, "removed (out of focus)"),
+            (entry.removed_edge, "removed (past the edge)"),
+        )
         if count
     ]
     return " · ".join(parts)

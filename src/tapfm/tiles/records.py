@@ -16,13 +16,16 @@ class TilingRecord:
     mpp_source: str = ""
     tissue: str = ""  # detection method, or "annotation" if --tissue-mask was used
     achieved_mpp: float | None = None
-    tiles: int = 0
+    tiles: int = 0  # padded tiles included
+    tiles_padded: int | None = None  # None if an older version tiled the slide, as for removed_edge
     tissue_mm2: float | None = None
     removed_background: int | None = None
     removed_padding: int | None = None
     removed_pen: int | None = None
     removed_blur: int | None = None
     removed_unreadable: int | None = None
+    removed_edge: int | None = None
+    removed_edge_mm2: float | None = None  # tissue in these tiles that is in no other tile
     warnings: str = ""
     seconds: float | None = None
     hint: str = ""

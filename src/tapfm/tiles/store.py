@@ -10,6 +10,10 @@ TRIDENT  <slide>_patches.h5   `coords` (N, 2) int64, top left corners in level-0
 CLAM     <slide>.h5           `patch_size` is the side in pixels of `patch_level`: 448 at 40x where TRIDENT stores 224.
 
 All attributes are attributes of the dataset. tapfm adds attributes under names that neither tool uses.
+
+With `--edge-tiles pad`, a dataset `padded` (N,) bool beside `coords` marks the tiles that extend past the right or
+bottom edge. Both tools read only `coords`. The mark is stored because it cannot be computed from the other contents:
+the edge is that of the scanned area, which is smaller than the slide in some formats (MRXS, SCN).
 """
 
 from __future__ import annotations
@@ -18,12 +22,13 @@ import hashlib
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import h5py
 import numpy as np
+from numpy.typing import NDArray
 
 from tapfm.errors import TileStoreError
 from tapfm.runtime.files import fingerprint, write_atomically
@@ -33,6 +38,7 @@ from tapfm.tiles.grid import Positions
 Layout = Literal["trident", "clam"]
 LAYOUTS: tuple[Layout, ...] = ("trident", "clam")
 _SUFFIXES: dict[Layout, str] = {"trident": "_patches.h5", "clam": ".h5"}
+PADDED_DATASET = "padded"
 _REGENERATE_HINT = "Create it again with tapfm tile."
 
 
@@ -53,10 +59,16 @@ class TileSet:
     size_px0: tuple[int, int] | None = None  # width and height of the slide
     fingerprint: str | None = None
     summary: Mapping[str, Any] | None = None  # row of summary.csv
-    spec: Mapping[str, Any] | None = None  # fields of the TileSpec
+    spec: Mapping[str, Any] | None = None  # TileSpec.to_dict()
+    padded: NDArray[np.bool_] | None = None  # which tiles extend past the edge; None without --edge-tiles pad
 
     def __len__(self) -> int:
         return len(self.positions)
+
+    def select(self, rows: NDArray[np.int64]) -> TileSet:
+        """Return the tiles in these rows."""
+        padded = None if self.padded is None else self.padded[rows]
+        return replace(self, positions=self.positions[rows], padded=padded)
 
     @property
     def tiling_settings(self) -> dict[str, Any] | None:
@@ -104,6 +116,8 @@ def write_tiles(folder: Path, tiles: TileSet, layout: Layout) -> Path:
         attributes = trident_attributes(tiles) if layout == "trident" else _clam_attributes(tiles)
         for name, value in (attributes | tapfm_attributes(tiles)).items():
             dataset.attrs[name] = value
+        if tiles.padded is not None:
+            file.create_dataset(PADDED_DATASET, data=tiles.padded)
     write_atomically(path, buffer.getvalue())
     return path
 
@@ -173,6 +187,7 @@ def read_tiles(path: Path) -> TileSet:
                 )
             attributes = {name: value for name, value in file["coords"].attrs.items() if not is_stored_none(value)}
             positions = np.asarray(file["coords"])
+            padded = np.asarray(file[PADDED_DATASET], bool) if PADDED_DATASET in file else None
     except TileStoreError:
         raise
     except Exception as error:  # a damaged file can make h5py raise anything
@@ -183,8 +198,13 @@ def read_tiles(path: Path) -> TileSet:
         raise TileStoreError(
             f"{path}: `coords` has shape {positions.shape} instead of (tiles, 2).", hint=_REGENERATE_HINT
         )
+    if padded is not None and padded.shape != (len(positions),):
+        raise TileStoreError(
+            f"{path}: `{PADDED_DATASET}` has shape {padded.shape} instead of ({len(positions)},).",
+            hint=_REGENERATE_HINT,
+        )
     try:
-        return _parse_tile_set(path, positions.astype(np.int64), attributes)
+        return replace(_parse_tile_set(path, positions.astype(np.int64), attributes), padded=padded)
     except (KeyError, ValueError, TypeError) as error:
         raise TileStoreError(
             f"{path} has a missing or invalid attribute ({type(error).__name__}: {error}).", hint=_REGENERATE_HINT

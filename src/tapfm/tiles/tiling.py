@@ -1,4 +1,4 @@
-"""Tile one slide: remove tiles of background, padding, pen marks and blur, and count the removed tiles by reason."""
+"""Tile one slide: remove tiles of background, padding, pen marks, blur and edges; count the removed tiles by reason."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tapfm.slides.opening import open_strict_reader
 from tapfm.slides.quality import FOCUS_MPP, detect_blur, detect_pen
 from tapfm.slides.region_reading import BLOCK_PX, MAX_UNREADABLE_FRACTION, best_level, make_thumbnail, read_region
 from tapfm.slides.scale import Scale
-from tapfm.slides.slide import DAMAGED_FILE_HINT, Pixels, Slide, SlideMetadata, Thumbnail
+from tapfm.slides.slide import DAMAGED_FILE_HINT, Box, Pixels, Slide, SlideMetadata, Thumbnail
 from tapfm.slides.tissue import Mask, detect_padding, detect_tissue, tissue_thumbnail_px
-from tapfm.tiles.grid import Positions, TileSpec, TileStatus, mask_coverage, tile_grid
+from tapfm.tiles.grid import Positions, TileSpec, TileStatus, find_edge_tiles, mask_coverage, tile_grid
 
 # Version of the tiles. Increase it when the same settings give different tiles on any slide (readers, scale, tissue,
 # grid, filters). Slides tiled by an older version are then tiled again. tests/versions/ fails if the output changes and
@@ -34,6 +34,7 @@ _MIN_CHECKED_TILES = 64
 _BLOCK_TILES = 8  # blocks of up to 8 x 8 tiles are read as one image to measure the sharpness of each tile
 _MIN_BLOCK_FILL_FRACTION = 0.25  # of a block that its tiles fill; with less, the tiles are read one by one
 _MAX_THREADS = 4  # for reading; more threads would wait for the GIL
+_MIN_FOCUS_PX = 8  # sides of the part of an edge tile whose sharpness is measured; it is read at FOCUS_MPP
 _SUSPICIOUS_REMOVAL = 0.5  # a filter that removes more than this fraction of the tissue tiles gives a warning
 
 
@@ -47,12 +48,22 @@ class TiledSlide:
     tissue_mask: Mask  # without pen marks; with the shape of the thumbnail
     thumbnail: Thumbnail
     tissue_mm2: float
+    removed_edge_mm2: float  # tissue of the tiles removed at the edge that is in no other tile of the grid
     warnings: tuple[str, ...]
 
     @property
     def kept(self) -> Positions:
-        """Positions of the tiles that are kept."""
-        return self.positions[self.statuses == TileStatus.KEPT]
+        """Positions of the tiles that are kept, padded tiles included."""
+        return self.positions[self._is_kept]
+
+    @property
+    def padded(self) -> NDArray[np.bool_]:
+        """Which of the tiles that are kept are padded."""
+        return np.asarray(self.statuses[self._is_kept] == TileStatus.PADDED)
+
+    @property
+    def _is_kept(self) -> NDArray[np.bool_]:
+        return np.isin(self.statuses, (TileStatus.KEPT, TileStatus.PADDED))
 
     @property
     def counts(self) -> dict[TileStatus, int]:
@@ -90,18 +101,24 @@ def tile_slide(
         tissue = read_tissue_annotation(tissue_path, metadata, thumbnail)
     pen = detect_pen(thumbnail.pixels, thumbnail_mpp) if spec.drop_pen else np.zeros_like(tissue)
 
-    positions = tile_grid(metadata.bounds, spec, mpp)
+    min_tissue = spec.min_tissue - 1e-9  # tolerance for rounding
+    positions = tile_grid(metadata.bounds, spec, mpp, with_edge=True)
+    on_tissue = mask_coverage(tissue, thumbnail, positions, side_px0) >= min_tissue
+    at_edge = find_edge_tiles(metadata.bounds, positions, side_px0)
+    if spec.edge_tiles == "skip":  # edge tiles without tissue are not counted
+        counted = on_tissue | ~at_edge
+        positions, on_tissue, at_edge = positions[counted], on_tissue[counted], at_edge[counted]
 
     def coverage(mask: Mask) -> NDArray[np.float64]:
         return mask_coverage(mask, thumbnail, positions, side_px0)
 
-    min_tissue = spec.min_tissue - 1e-9  # tolerance for rounding
-    on_tissue = coverage(tissue) >= min_tissue
     on_pen = on_tissue & ((coverage(pen) > _MAX_PEN_FRACTION) | (coverage(tissue & ~pen) < min_tissue))
     statuses = np.full(len(positions), TileStatus.KEPT, np.uint8)
     statuses[~on_tissue] = TileStatus.BACKGROUND
     statuses[~on_tissue & (coverage(detect_padding(thumbnail.pixels)) > _MIN_PADDING_FRACTION)] = TileStatus.PADDING
     statuses[on_pen] = TileStatus.PEN
+    if spec.edge_tiles == "skip":
+        statuses[at_edge] = TileStatus.EDGE
     warnings = list(scale.warnings)
     with open_strict_reader(slide) as reader, ThreadPoolExecutor(1) as executor:
         kept = np.flatnonzero(statuses == TileStatus.KEPT)
@@ -112,11 +129,28 @@ def tile_slide(
         if spec.drop_blur and mpp <= FOCUS_MPP:
             _mark_blurred_tiles(slide, positions, statuses, side_px0, mpp, threads)
         _mark_unreadable_tiles(reader, positions, statuses, side_px0, spec.tile_px, sampled, check.result())
+    statuses[(statuses == TileStatus.KEPT) & at_edge] = TileStatus.PADDED
     if side_px0 < spec.tile_px:
         warnings.append(f"{mpp:.4g} um per pixel is coarser than the requested {spec.mpp:g}; tiles are enlarged")
     warnings += _removal_warnings(statuses)
-    tissue_um2 = float((tissue & ~pen).sum()) * thumbnail_mpp**2
-    return TiledSlide(positions, statuses, side_px0, tissue & ~pen, thumbnail, tissue_um2 / 1e6, tuple(warnings))
+    tissue = tissue & ~pen
+    removed_at_edge = tissue & _find_edge_pixels(thumbnail, positions, statuses == TileStatus.EDGE, at_edge, side_px0)
+    tissue_mm2, removed_edge_mm2 = (float(each.sum()) * thumbnail_mpp**2 / 1e6 for each in (tissue, removed_at_edge))
+    return TiledSlide(positions, statuses, side_px0, tissue, thumbnail, tissue_mm2, removed_edge_mm2, tuple(warnings))
+
+
+def _find_edge_pixels(thumbnail: Thumbnail, positions: Positions, chosen: Mask, at_edge: Mask, side_px0: int) -> Mask:
+    """Return a mask of the thumbnail pixels in the chosen edge tiles, without those in complete tiles of the grid."""
+    mask = np.zeros(thumbnail.pixels.shape[:2], bool)
+    corner, step = (thumbnail.box.x_px0, thumbnail.box.y_px0), thumbnail.downsample
+    starts = np.rint((positions - corner) / step).astype(int)
+    ends = np.rint((positions + side_px0 - corner) / step).astype(int)
+    for (left, top), (right, bottom) in zip(starts[chosen].tolist(), ends[chosen].tolist(), strict=True):
+        mask[top:bottom, left:right] = True
+    if not at_edge.all():
+        right, bottom = ends[~at_edge].max(axis=0).tolist()
+        mask[:bottom, :right] = False
+    return mask
 
 
 def _mark_blurred_tiles(
@@ -136,9 +170,33 @@ def _mark_blurred_tiles(
         if len(block):
             statuses[block[detect_blur(tiles)]] = TileStatus.BLUR
 
+    def mark_edge_tile(tile: int) -> None:
+        x, y = positions[tile].tolist()
+        pixels = _read_or_none(slide, x, y, side_px0, focus_px)
+        if pixels is None:
+            statuses[tile] = TileStatus.UNREADABLE
+            return
+        inside = _crop_to_bounds(pixels, positions[tile], side_px0, slide.metadata.bounds)
+        if min(inside.shape[:2]) >= _MIN_FOCUS_PX and detect_blur(inside[np.newaxis])[0]:
+            statuses[tile] = TileStatus.BLUR
+
+    at_edge = find_edge_tiles(slide.metadata.bounds, positions[kept], side_px0)
+    blocks = _group_into_blocks(slide.metadata, positions, kept[~at_edge], side_px0, focus_px)
     with ThreadPoolExecutor(threads) as pool:  # decoding and resizing release the GIL
-        list(pool.map(mark_block, _group_into_blocks(slide.metadata, positions, kept, side_px0, focus_px)))
+        list(pool.map(mark_block, blocks))
+        list(pool.map(mark_edge_tile, kept[at_edge].tolist()))
     _check_damage(slide, statuses[kept])
+
+
+def _crop_to_bounds(pixels: Pixels, position: NDArray[np.int64], side_px0: int, bounds: Box) -> Pixels:
+    """Return the part of an edge tile within the bounds. The sharp border of the white part would look like focus.
+
+    The last pixel inside is excluded, because resizing may have mixed it with the white part.
+    """
+    inside_px0 = (bounds.x_px0 + bounds.width_px0, bounds.y_px0 + bounds.height_px0) - position
+    inside_px = inside_px0 * len(pixels) // side_px0 - 1
+    width_px, height_px = np.where(inside_px0 < side_px0, inside_px, len(pixels)).tolist()
+    return pixels[: max(height_px, 0), : max(width_px, 0)]
 
 
 def _group_into_blocks(
@@ -225,7 +283,7 @@ def _read_or_none(slide: Slide, x_px0: int, y_px0: int, side_px0: int, tile_px: 
 
 def _removal_warnings(statuses: NDArray[np.uint8]) -> list[str]:
     """Return a warning for each filter that removed most of the tissue."""
-    tissue = int((statuses != TileStatus.BACKGROUND).sum() - (statuses == TileStatus.PADDING).sum())
+    tissue = int((~np.isin(statuses, (TileStatus.BACKGROUND, TileStatus.PADDING, TileStatus.EDGE))).sum())
     return [
         f"the {name} filter removed {removed:,} of {tissue:,} tissue tiles; check its image in overlays/"
         for name, status in (("pen", TileStatus.PEN), ("blur", TileStatus.BLUR))
@@ -235,19 +293,27 @@ def _removal_warnings(statuses: NDArray[np.uint8]) -> list[str]:
 
 def no_tiles_error(tiled: TiledSlide, slide_name: str, spec: TileSpec, tissue_path: Path | None = None) -> NoTilesError:
     """Return the error for a slide without tiles. tissue_path: as in `tile_slide`."""
-    if not len(tiled.positions):
+    counts = tiled.counts
+    if len(tiled.positions) == counts[TileStatus.EDGE]:
         box = tiled.thumbnail.box
+        pad = " Or pad the slide with white: --edge-tiles pad" if counts[TileStatus.EDGE] else ""
         return NoTilesError(
             f"{slide_name} has {box.width_px0:,} x {box.height_px0:,} pixels and is smaller than one tile of "
             f"{tiled.side_px0:,} x {tiled.side_px0:,} pixels.",
-            hint="Use smaller tiles: decrease --size or --mpp.",
+            hint=f"Use smaller tiles: decrease --size or --mpp.{pad}",
         )
-    reasons = {TileStatus.PEN: "with pen marks", TileStatus.BLUR: "out of focus", TileStatus.UNREADABLE: "unreadable"}
-    removed = [f"{count:,} {reasons[status]}" for status, count in tiled.counts.items() if status in reasons and count]
+    reasons = {
+        TileStatus.PEN: "with pen marks",
+        TileStatus.BLUR: "out of focus",
+        TileStatus.UNREADABLE: "unreadable",
+        TileStatus.EDGE: "past the right or bottom edge",
+    }
+    removed = [f"{count:,} {reasons[status]}" for status, count in counts.items() if status in reasons and count]
     if removed:
+        pad = " --edge-tiles pad keeps tiles that extend past the edge." if counts[TileStatus.EDGE] else ""
         return NoTilesError(
             f"{slide_name} has tissue, but all of its tiles were removed: {', '.join(removed)}.",
-            hint="Check its image in overlays/. --keep-pen and --keep-blur disable the filters.",
+            hint=f"Check its image in overlays/. --keep-pen and --keep-blur disable the filters.{pad}",
         )
     advice = (
         "Try another --tissue method or a lower --min-tissue, or annotate the tissue and use --tissue-mask."

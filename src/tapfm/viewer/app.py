@@ -204,6 +204,7 @@ class _SlideService:
             "last_level": pyramid.last_level,
             "image_px": pyramid.image_px,
             "mpp": mpp,
+            "mpp_source": prediction.mpp_source if prediction else None,
             "format": metadata.format if metadata else None,
             "side_px0": prediction.side_px0 if prediction else None,
             "tile_px": prediction.tile_px if prediction else None,
@@ -264,8 +265,22 @@ def _slide_summary(slide: ViewerSlide) -> dict[str, Any]:
         "split": prediction.split if prediction else None,
         "tiles": prediction.tiles if prediction else None,
         "tiles_failed": prediction.tiles_failed if prediction else None,
-        "targets": {target: asdict(result) for target, result in prediction.targets.items()} if prediction else {},
+        "warning": prediction.warning if prediction else "",
+        "targets": _describe_targets(prediction) if prediction else {},
     }
+
+
+def _describe_targets(prediction: PredictedSlide) -> dict[str, dict[str, Any]]:
+    """Return the prediction of each target, with the names of the called class and of the label."""
+    described = {}
+    for target, result in prediction.targets.items():
+        kind = prediction.kinds[target]
+        names = {
+            name: "" if value is None else kind.describe_label(value)
+            for name, value in (("call_name", result.call), ("label_name", result.label))
+        }
+        described[target] = asdict(result) | names
+    return described
 
 
 def _make_pyramid(metadata: SlideMetadata | None, prediction: PredictedSlide | None) -> DeepZoomPyramid:

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 Status = Literal["ok", "note", "broken"]
 _GIB = 2**30
 _REQUIRED_PACKAGES = (
-    *("torch", "timm", "safetensors", "huggingface_hub", "typer", "rich", "numpy", "openslide-python", "tifffile"),
-    *("imagecodecs", "pillow", "opencv-python-headless", "h5py", "pydantic", "matplotlib", "tensorboard", "pyarrow"),
-    *("jinja2", "fastapi", "uvicorn", "scipy", "scikit-learn", "openpyxl"),
+    *("torch", "timm", "safetensors", "huggingface_hub", "typer", "rich", "numpy", "openslide-python", "pydicom"),
+    *("tifffile", "imagecodecs", "pillow", "opencv-python-headless", "h5py", "pydantic", "matplotlib", "tensorboard"),
+    *("pyarrow", "jinja2", "fastapi", "uvicorn", "scipy", "scikit-learn", "openpyxl"),
 )
 _NO_GPU_ADVICE = "Use small encoders; adapting a large encoder needs an NVIDIA GPU."
 _HUB, _TOKEN = "Hugging Face Hub", "Hugging Face token"

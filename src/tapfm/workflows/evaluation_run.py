@@ -44,6 +44,7 @@ from tapfm.tiles.reading import SkippedTiles
 
 _DESCRIPTION = "evaluation.json"  # marks the folder of an evaluation
 _METRICS = "metrics.json"  # written last
+BASELINE_PREDICTIONS_FILE = "predictions-baseline.csv"
 # Must be the same when an evaluation is resumed. Settings of the metrics may change.
 _FIXED_KEYS = ("kind", "members", "targets", "cohort", "table", "split", "from")
 
@@ -131,7 +132,7 @@ def run_evaluation(
             failed=failed,
             tiles_skipped=sum(len(each.tiles) for each in skipped.values()),
         )
-        _write_results(folder, results, predictions, baseline, model.targets, settings)
+        write_results(folder, results, predictions, baseline.predictions, model.targets)
     return Evaluation(folder, results, tuple(predictions))
 
 
@@ -184,8 +185,13 @@ def _prepare_folder(folder: Path, description: dict[str, Any], *, resume: bool) 
             )
     else:
         check_no_other_files(folder, hint="Choose a new folder with --out, such as evaluations/first.")
+    write_description(folder, description)
+
+
+def write_description(folder: Path, description: Mapping[str, Any]) -> None:
+    """Write evaluation.json, and delete the metrics, which no longer belong to it."""
     (folder / _METRICS).unlink(missing_ok=True)
-    write_atomically(path, (json.dumps(description, indent=2) + "\n").encode())
+    write_atomically(folder / _DESCRIPTION, (json.dumps(description, indent=2) + "\n").encode())
 
 
 def _format_fixed_value(name: str, description: Mapping[str, Any]) -> str:
@@ -278,19 +284,22 @@ def _predict_baseline(
     return predict_baseline(slides, model.targets, colours)
 
 
-def _write_results(
+def write_results(
     folder: Path,
     results: EvaluationResults,
     predictions: Sequence[Prediction],
-    baseline: BaselinePredictions,
+    baseline: Sequence[Prediction],
     targets: TargetKinds,
-    settings: EvaluationSettings,
+    more_sections: Sequence[Section] = (),
 ) -> None:
-    """Write plots and tables. metrics.json is written last, because it marks a finished evaluation."""
+    """Write plots and tables. metrics.json is written last, because it marks a finished evaluation.
+
+    baseline: predictions of the baseline, also for slides that were not evaluated. more_sections: added to metrics.md.
+    """
     about = results.about
     title = f"{Path(about['model']).resolve().name}, {about['split'] if about['cohort'] == 'own' else about['table']}"
     slides = {each.slide_id for each in predictions}
-    baseline_predictions = [each for each in baseline.predictions if each.slide_id in slides]
+    baseline_predictions = [each for each in baseline if each.slide_id in slides]
     thresholds = results.chosen_thresholds.thresholds
     evaluated = EvaluatedPredictions(
         predictions,
@@ -298,18 +307,18 @@ def _write_results(
         about["unit"],
         results.select_metrics(MODEL),
         {} if thresholds is None else thresholds.youden,
-        settings.resamples,
-        settings.seed,
+        about["resamples"],
+        about["seed"],
     )
     figures = build_evaluation_figures(evaluated, targets, title)
     for name, figure in figures.items():
         write_png(folder / f"{name}.png", figure)
-    baseline_file = folder / "predictions-baseline.csv"
+    baseline_file = folder / BASELINE_PREDICTIONS_FILE
     if baseline_predictions:
         write_predictions(baseline_file, baseline_predictions, targets)
     else:
         baseline_file.unlink(missing_ok=True)
-    sections = [*build_evaluation_sections(results), Section("Figures", list(figures.values()))]
+    sections = [*build_evaluation_sections(results), *more_sections, Section("Figures", list(figures.values()))]
     heading = f"{', '.join(about['targets'])}: {about['model']}"
     page = markdown_sections(heading, sections, {figure.title: f"{name}.png" for name, figure in figures.items()})
     write_atomically(folder / "metrics.csv", table_csv(build_all_metrics_table(results)).encode())

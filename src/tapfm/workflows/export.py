@@ -38,6 +38,11 @@ class ExportOptions:
         if self.push_to_hub is None and (self.public or self.owner_permission):
             option = "--public" if self.public else "--owner-permission"
             raise InputError(f"{option} needs --push-to-hub.", hint="Add the repository: --push-to-hub OWNER/NAME")
+        if (self.run / "ensemble.json").is_file():
+            raise InputError(
+                f"{self.run} is an ensemble of several runs, which cannot be exported as one model.",
+                hint="Pass the folder of one of its runs. ensemble.json lists them.",
+            )
         if not (self.run / "config.toml").is_file():
             raise InputError(
                 f"{self.run} is not a run folder: it has no config.toml.",

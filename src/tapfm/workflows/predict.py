@@ -11,7 +11,16 @@ from rich.console import Console
 from tapfm.errors import InputError
 from tapfm.runtime.options import Argument, Option, command_function, options
 from tapfm.runtime.workers import choose_worker_count
-from tapfm.workflows.shared_options import AllowFailures, Compile, Device, SlidesFolder, Workers
+from tapfm.workflows.shared_options import (
+    AllowFailures,
+    Compile,
+    Device,
+    Encoding,
+    PatientColumn,
+    SlidesFolder,
+    Workers,
+    read_table_options,
+)
 
 if TYPE_CHECKING:
     from tapfm.prediction.cohort_prediction import Predictions
@@ -42,7 +51,17 @@ class PredictOptions:
             show_default="tile the slides with the settings of the training tiles",
         ),
     ] = None
+    mpp: Annotated[
+        float | None,
+        Option(
+            "Microns per pixel of the slides without a usable scale, neither in the column mpp of the cohort table nor "
+            "in the file. Slides with a scale keep it.",
+            metavar="MPP",
+        ),
+    ] = None
     slides: SlidesFolder = None
+    patient_column: PatientColumn = None
+    encoding: Encoding = None
     split: Annotated[
         str | None,
         Option("Predict only the slides of this split of the cohort tables: train, val or test.", metavar="NAME"),
@@ -90,6 +109,10 @@ class PredictOptions:
     def check(self) -> None:
         """Raise InputError for values out of range, missing slides, or if the output folder is a file."""
         _ = self.batch_size
+        if self.mpp is not None:
+            from tapfm.slides.scale import check_mpp_option
+
+            check_mpp_option(self.mpp)
         if self.sensitivity is not None and not 0 < self.sensitivity <= 1:
             raise InputError(
                 f"--sensitivity must be above 0 and at most 1; got {self.sensitivity:g}.",
@@ -120,8 +143,9 @@ def predict(options: PredictOptions, console: Console) -> Predictions:
         options.model,
         options.sources,
         options.out,
-        slides=options.slides,
+        table_options=read_table_options(options),
         tiles=options.tiles,
+        mpp=options.mpp,
         split=options.split,
         outputs=OutputOptions(heatmaps=options.heatmaps, geojson=options.geojson),
         batch=options.batch_size,

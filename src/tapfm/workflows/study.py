@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -210,6 +210,7 @@ class StudyResult:
     name: str
     folder: Path
     table: Table | None = None  # AUCs of the finished runs; None if runs are only listed
+    headline: Table | None = None  # a row for each model; the one that is chosen on validation is marked
     failed: Mapping[str, str] = field(default_factory=dict)  # reason by step
     runs: tuple[ListedRun, ...] = ()  # with --list
 
@@ -229,8 +230,8 @@ def run_study(options: StudyOptions, console: Console) -> tuple[StudyResult, ...
     )
     if options.write is not None:
         assert options.preset is not None
-        text = format_preset_toml(expand_preset_name(options.preset, mini=False)[0], preset_options, options.write)
-        _write_preset(options.write, text)
+        name = expand_preset_name(options.preset, mini=False)[0]
+        _write_preset(options.write, format_preset_toml(name, preset_options, options.write))
         return ()
     studies = _find_studies(options, preset_options)
     if options.list:
@@ -334,8 +335,9 @@ def _run_steps(
         console.print(f"Stopped. Finished steps are saved. To resume: {resume_hint}", markup=False, soft_wrap=True)
         raise Interrupted(results.stopped_by)
     written = _write_tables(config, out, console)
-    _print_failures(results.failed, results.folder, resume_hint, console)
-    return StudyResult(config.name, written.folder, written.table, results.failed)
+    if results.failed:
+        _print_failures(results.failed, results.folder, resume_hint, console)
+    return replace(written, failed=results.failed)
 
 
 def _check_tables_exist(config: StudyConfig) -> None:
@@ -348,8 +350,6 @@ def _check_tables_exist(config: StudyConfig) -> None:
 
 
 def _print_failures(failed: Mapping[str, str], folder: Path, resume_hint: str, console: Console) -> None:
-    if not failed:
-        return
     console.print(f"{format_count(len(failed), 'step')} failed:", style="bold red")
     for step, reason in failed.items():
         console.print(f"  {step}: {reason}", markup=False, soft_wrap=True)
@@ -364,9 +364,9 @@ def _write_tables(config: StudyConfig, out: Path, console: Console) -> StudyResu
 
     _check_study_folder(out)
     _check_tables_exist(config)
-    table = write_study_tables(config, StudyFolder(out))
+    aucs, headline = write_study_tables(config, StudyFolder(out))
     console.print(f"Results: {out / 'study.md'}", markup=False, soft_wrap=True)
-    return StudyResult(config.name, out, table)
+    return StudyResult(config.name, out, aucs, headline)
 
 
 def _check_study_folder(folder: Path) -> None:

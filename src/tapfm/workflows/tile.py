@@ -64,6 +64,13 @@ class TileOptions:
     ] = None
     keep_pen: Annotated[bool, Option("Keep tiles with pen marks. By default they are removed.")] = False
     keep_blur: Annotated[bool, Option("Keep tiles that are out of focus. By default they are removed.")] = False
+    edge_tiles: Annotated[
+        str,
+        Option(
+            "Tiles that extend past the right or bottom edge of the slide: skip (count them only) or pad (keep them; "
+            "pixels outside the slide are white)."
+        ),
+    ] = "skip"
     layout: Annotated[str, Option("Layout of the HDF5 files: trident or clam. All commands read both.")] = "trident"
     slides: SlidesFolder = None
     encoding: Encoding = None
@@ -102,6 +109,7 @@ def tile(options: TileOptions, console: Console) -> SlideTable[TilingRecord]:
         options.tissue,
         not options.keep_pen,
         not options.keep_blur,
+        options.edge_tiles,
     )
     layout = next((each for each in LAYOUTS if each == options.layout), None)
     if layout is None:

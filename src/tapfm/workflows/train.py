@@ -1,4 +1,4 @@
-"""`tapfm train`: train a model, and write a run folder with the weights of the best epoch."""
+"""`tapfm train`: train a model, and write a run folder with the weights of the best epoch; or do so for each fold."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tapfm.workflows.run_file import Overrides, RunFile, read_run_config
 
 if TYPE_CHECKING:
     from tapfm.adaptation.training_run import TrainingResult
+    from tapfm.workflows.cross_validation import CrossValidation
 
 
 @options
@@ -25,6 +26,15 @@ class TrainOptions:
     _: KW_ONLY
     out: Annotated[Path, Option("New run folder, such as runs/first.", metavar="DIR")]
     set: Overrides = ()
+    folds: Annotated[
+        int | None,
+        Option(
+            "Cross-validation: train a model for each of K folds, and evaluate them out of fold. The folds are the "
+            "columns fold_0, fold_1, ... of the cohort table. If there are none, folds are created by patient.",
+            metavar="K",
+            at_least=2,
+        ),
+    ] = None
     resume: Annotated[bool, Option("Resume the run in --out, or start it if there is none.")] = False
     device: Annotated[
         str | None,
@@ -60,9 +70,14 @@ class TrainOptions:
     ] = None
 
     def check(self) -> None:
-        """Raise InputError if the run folder is a file."""
+        """Raise InputError if the run folder is a file, or if options contradict each other."""
         if self.out.is_file():
             raise InputError(f"{self.out} is a file, not a folder.", hint="Choose another folder with --out.")
+        if self.folds is not None and any(each.partition("=")[0].strip() == "cohort.fold" for each in self.set):
+            raise InputError(
+                "--folds and --set cohort.fold cannot be combined.",
+                hint="--folds trains every fold. To train a single fold, remove --folds.",
+            )
 
     @property
     def overrides(self) -> list[str]:
@@ -73,15 +88,21 @@ class TrainOptions:
 
 
 @command_function(TrainOptions)
-def train(options: TrainOptions, console: Console) -> TrainingResult:
+def train(options: TrainOptions, console: Console) -> TrainingResult | CrossValidation:
     """Train a model, save the weights of the best epoch, and predict the validation and test slides.
 
     `run` may be a `RunConfig` from `tapfm.configure`. Failed slides are in `.failed` of the result. After Ctrl-C, the
-    run is saved and can be resumed.
+    run is saved and can be resumed. With `folds`, a model is trained for each fold, and the result has the metrics of
+    each fold in `.folds`, and of their out-of-fold predictions in `.auc`.
     """
+    config = read_run_config(options.run, options.overrides)
+    if options.folds is not None:
+        from tapfm.workflows.cross_validation import cross_validate
+
+        return cross_validate(config, options.folds, options.out, resume=options.resume, console=console)
+
     from tapfm.runs.data import read_run_data
 
-    config = read_run_config(options.run, options.overrides)
     data = read_run_data(config)
 
     from tapfm.adaptation.training_run import run_training

@@ -59,7 +59,10 @@ class OpenSlideSlide:
         self._handle.close()
 
     def read_level(self, level: int, x_px: int, y_px: int, width_px: int, height_px: int) -> Pixels:
-        """Read a region of one level; areas that were not scanned get the slide's background colour."""
+        """Read a region of one level.
+
+        Areas that were not scanned get the slide's background colour; outside the slide, pixels are white.
+        """
         handle = self._handle
         downsample = handle.level_downsamples[level]  # OpenSlide's own value, which it uses to convert positions
         corner = (round(x_px * downsample), round(y_px * downsample))
@@ -77,7 +80,16 @@ class OpenSlideSlide:
             ) from error
         if region.getchannel("A").getextrema()[0] < 255:
             region = Image.alpha_composite(Image.new("RGBA", region.size, (*self.metadata.background, 255)), region)
-        return np.asarray(region.convert("RGB"))
+        pixels = np.asarray(region.convert("RGB"))
+        size = self.metadata.levels[level]
+        rows = slice(max(-y_px, 0), max(min(size.height_px - y_px, height_px), 0))
+        columns = slice(max(-x_px, 0), max(min(size.width_px - x_px, width_px), 0))
+        inside = pixels[rows, columns]
+        if inside.shape == pixels.shape:
+            return pixels
+        padded = np.full_like(pixels, WHITE)
+        padded[rows, columns] = inside
+        return padded
 
     def _open(self) -> openslide.OpenSlide:
         try:
