@@ -92,14 +92,15 @@ def test_all_problems_are_in_one_error(slides):
     with pytest.raises(CohortError) as error:
         read_cohort(table(slides, text), checks=[find_patient_problems])
     message = error.value.message
-    assert "has 8 problems" in message
+    assert "has 9 problems" in message
     for problem in (
         "rows 2 and 3: duplicate slide_id '007'",
         "row 6: mpp 'fast' is not",
         "row 7: slide_id 'c/d' cannot be used as a file name",
         "row 8: mpp '-1' is not",
+        "rows 6, 7 and 8: b (008.svs), c/d (008.svs), d (008.svs) are the same file",
         "row 9: 5 fields, but the header has 4 columns",
-        "row 10: neither slide_id nor path",
+        "row 10: no slide in column 'slide_id' and 'path'",
         "row 11: no patient in column 'patient_id'",
         "row 5: ",
     ):

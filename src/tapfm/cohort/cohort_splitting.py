@@ -11,8 +11,8 @@ from pathlib import Path, PureWindowsPath
 
 from rich.console import Console
 
-from tapfm.cohort.cohort_table import Cohort, SlideRow, read_source_table
-from tapfm.cohort.columns import find_columns, normalise_column_name
+from tapfm.cohort.cohort_table import Cohort, SlideRow, find_table_columns, read_source_table
+from tapfm.cohort.columns import normalise_column_name
 from tapfm.cohort.split_layouts import SplitSlide, format_split_layout
 from tapfm.cohort.splits import (
     SPLITS,
@@ -227,7 +227,7 @@ def _format_split_table(cohort: Cohort, splits: Mapping[str, Mapping[str, str]],
     source = cohort.table_path
     assert source is not None
     text = read_source_table(source, cohort.options)
-    columns = find_columns(text.columns, [cells for _, cells in text.records], cohort.options.patient_column)
+    columns = find_table_columns(text, cohort.options)
     roles = columns.by_role
     header, table = list(text.columns), [[cells[name] for name in text.columns] for _, cells in text.records]
     folder = out.absolute().parent

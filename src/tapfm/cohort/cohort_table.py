@@ -7,24 +7,40 @@ The problems of all rows are reported in one error. A missing slide file is not 
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
-from tapfm.cohort.columns import PATIENT_COLUMN_EXAMPLES, TableColumns, find_columns
+from tapfm.cohort.columns import (
+    PATIENT_COLUMN_EXAMPLES,
+    SLIDE_COLUMN_EXAMPLES,
+    TableColumns,
+    find_columns,
+    list_columns,
+    normalise_column_name,
+)
 from tapfm.cohort.file_copies import find_copies
-from tapfm.cohort.patients import describe_shared_ids, find_patients_in_ids
+from tapfm.cohort.patients import (
+    describe_shared_ids,
+    describe_similar_patients,
+    find_patients_in_ids,
+    find_similar_patients,
+)
 from tapfm.cohort.slide_search import SlideFinder, find_slide_path, slide_id_from_name
 from tapfm.cohort.table_files import TABLE_SUFFIXES, TextTable, read_text_table
 from tapfm.cohort.table_layouts import add_clam_splits, join_clini
 from tapfm.cohort.table_options import DEFAULT_TABLE_OPTIONS, TableOptions
 from tapfm.cohort.table_problems import TableProblem, raise_problems
 from tapfm.errors import CohortError
+from tapfm.runtime.messages import format_count
 from tapfm.slides.opening import SLIDE_SUFFIXES, find_slides
 from tapfm.slides.readers.parsing import parse_positive_number
 
 _MAX_ID_BYTES = 200
+_SLIDE_ROLES = ("slide_id", "path")
 
 
 @dataclass(frozen=True)
@@ -73,7 +89,11 @@ class Cohort:
 
     def is_missing(self, text: str) -> bool:
         """Return whether the text of a cell means that the value is missing."""
-        return not text or text.casefold() in {each.casefold() for each in self.options.missing_values}
+        return not text or text.casefold() in self._missing_values or _without_brackets(text) in self._missing_values
+
+    @cached_property
+    def _missing_values(self) -> frozenset[str]:
+        return frozenset(each.casefold() for each in self.options.missing_values)
 
     @property
     def summary(self) -> str:
@@ -89,7 +109,13 @@ class Cohort:
         if not missing:
             return ""
         first, count = missing[0], f"{len(missing):,} of {len(self):,} slide files were not found"
-        return f"{count}, for example {first.slide_id}: {first.missing}"
+        search = "" if self.options.slides else " To search another folder: --slides FOLDER"
+        return f"{count}, for example {first.slide_id} ({first.missing}).{search}"
+
+    @property
+    def reading_notes(self) -> tuple[str, ...]:
+        """How the table was read, and missing files, for commands that do not use patients."""
+        return tuple(filter(None, (*self.notes, self.missing_files_note)))
 
 
 Check = Callable[[Cohort], Iterable[TableProblem]]
@@ -135,6 +161,13 @@ def read_source_table(source: Path, options: TableOptions) -> TextTable:
     return table
 
 
+def find_table_columns(table: TextTable, options: TableOptions) -> TableColumns:
+    """Find the column of each role. In joined tables, --patient-column may be a column of the table of patients."""
+    name = normalise_column_name(options.patient_column)
+    joined = options.clini is not None and name not in map(normalise_column_name, table.columns)
+    return find_columns(table.columns, [cells for _, cells in table.records], "" if joined else options.patient_column)
+
+
 def _cohort_from_files(source: Path) -> Cohort:
     """Return a cohort of the slides in a folder, or of one slide, with file names without suffix as ids."""
     rows = list_folder_slides(source) if source.is_dir() else [_row_from_file(source)]
@@ -171,12 +204,13 @@ def _row_from_file(path: Path) -> SlideRow:
 def _parse_table(table: TextTable, options: TableOptions) -> tuple[Cohort, list[TableProblem]]:
     """Return the valid rows of a table as a cohort, and the problems of the others."""
     source = table.source
-    cells = [record for _, record in table.records]
-    columns = find_columns(table.columns, cells, options.patient_column)
+    columns = find_table_columns(table, options)
     if "slide_id" not in columns.by_role and "path" not in columns.by_role:
+        skipped = "".join(f"\n  {note}" for note in table.notes)
         raise CohortError(
-            f"{source} has no column with slides; its columns are {', '.join(filter(None, table.columns))}.",
-            hint="Add slide_id and path. Tables of CLAM, STAMP, TRIDENT, Patho-Bench and nnMIL are also supported.",
+            f"{source} has no column with slides; its columns are {list_columns(table.columns)}.{skipped}",
+            hint="The first row must contain the column names. Rename the column with the file names or ids of the "
+            f"slides; recognised names: {SLIDE_COLUMN_EXAMPLES}",
         )
     problems = [TableProblem(text, (row,) if row else ()) for row, text in table.problems] + list(columns.problems)
     empty = Cohort((), columns.layout, columns.labels, source, options, table.columns)
@@ -188,7 +222,7 @@ def _parse_table(table: TextTable, options: TableOptions) -> tuple[Cohort, list[
         problems.append(TableProblem("no rows below the header"))
     problems += _find_repeated_slides(rows)
     rows = list({row.slide_id: row for row in reversed(rows)}.values())[::-1]
-    patients, patient_problems = _check_patients(rows, columns, options)
+    patients, patient_problems = _check_patients(rows, columns, options, table.columns)
     cohort = replace(
         empty,
         rows=tuple(rows),
@@ -224,7 +258,7 @@ def _find_repeated_slides(rows: Sequence[SlideRow]) -> list[TableProblem]:
 
 
 def _check_patients(
-    rows: Sequence[SlideRow], columns: TableColumns, options: TableOptions
+    rows: Sequence[SlideRow], columns: TableColumns, options: TableOptions, all_columns: Sequence[str]
 ) -> tuple[tuple[str, ...], list[TableProblem]]:
     """Return warnings about patients for commands that split or evaluate, and problems."""
     column = columns.by_role.get("patient_id", "")
@@ -238,28 +272,49 @@ def _check_patients(
         for row in rows
         if column and not row.has_patient
     ]
+    problems += [
+        _spreadsheet_error(row.row, columns, "patient_id", row.patient_id) for row in rows if _is_error(row.patient_id)
+    ]
     if options.slides_are_patients:
         shared = [patient for patient, count in Counter(patients.values()).items() if count > 1]
         if column and shared:
             problems += [
                 TableProblem(
-                    f"{len(shared):,} patients in column '{column}' have several slides, for example {shared[0]}",
+                    f"{format_count(len(shared), 'patient')} in column '{column}' "
+                    f"{'has' if len(shared) == 1 else 'have'} several slides, such as {shared[0]}",
                     hint="Omit --slides-are-patients.",
                 )
             ]
         return (), problems
     warnings = []
-    kind, groups = find_patients_in_ids(patients, has_patient_column=bool(column))
-    if not column:
+    own_patients = not column or all(slide_id == patient for slide_id, patient in patients.items())
+    if own_patients:
+        found = f"The column '{column}' repeats the slide ids" if column else "No column of patients"
         warnings.append(
-            "No column of patients: every slide counts as its own patient. If a patient has several slides, they can "
-            "be in training and in test, and the test results are too good. Name the column with --patient-column NAME "
-            f"(recognised names: {PATIENT_COLUMN_EXAMPLES}), or pass --slides-are-patients if every slide is from "
-            "another patient."
+            f"{found}: every slide counts as its own patient. If a patient has several slides, they can be in training "
+            "and in test, and the test results are too good. Name the column with --patient-column NAME, or pass "
+            "--slides-are-patients if every slide is from another patient. Recognised names: "
+            f"{PATIENT_COLUMN_EXAMPLES}. Columns of the table: {list_columns(all_columns)}."
         )
+    kind, groups = find_patients_in_ids(patients, has_patient_column=not own_patients)
     if groups:
-        warnings.append(describe_shared_ids(kind, groups) + " They are not merged: check the patients.")
+        warnings.append(describe_shared_ids(kind, groups) + _NOT_MERGED)
+    elif similar := find_similar_patients(patients.values()):
+        warnings.append(describe_similar_patients(similar) + _NOT_MERGED)
     return tuple(warnings), problems
+
+
+def _is_error(text: str) -> bool:
+    """Return whether a cell has an error of a spreadsheet, such as #REF! or #NAME?, in any language."""
+    return re.fullmatch(r"#[A-ZÄÖÜ/0-9]+[!?]", text) is not None
+
+
+def _spreadsheet_error(number: int, columns: TableColumns, role: str, text: str) -> TableProblem:
+    problem = f"'{text}' in column '{columns.by_role[role]}' is an error of a spreadsheet"
+    return TableProblem(problem, (number,), "Correct the formula of this cell.")
+
+
+_NOT_MERGED = " They are not merged: check the patients."
 
 
 def _parse_row(
@@ -270,34 +325,33 @@ def _parse_row(
     finder: SlideFinder,
     problems: list[TableProblem],
 ) -> SlideRow | None:
-    """Return the slide of one record, or None after adding its problems to `problems`."""
+    """Return the slide of one record, after adding its problems to `problems`; None if no slide is given."""
     given = {role: record[column] for role, column in columns.by_role.items()}
-    slide_name = given.get("slide_id") or given.get("path", "")
+    slides = {role: "" if cohort.is_missing(text) else text for role, text in given.items() if role in _SLIDE_ROLES}
+    slide_name = slides.get("slide_id") or slides.get("path", "")
     if not slide_name:
-        problems.append(TableProblem("neither slide_id nor path is given", (number,)))
+        names = " and ".join(f"'{columns.by_role[role]}'" for role in _SLIDE_ROLES if role in columns.by_role)
+        hint = "Write the id or the file name of the slide, or remove the row."
+        problems.append(TableProblem(f"no slide in column {names}", (number,), hint))
         return None
     # With a path, the id is used unchanged. Without one it may be a file name, as in CLAM's process_list_autogen.csv.
-    slide_id = slide_name if given.get("slide_id") and given.get("path") else slide_id_from_name(slide_name)
-    valid = True
-    if "/" in given.get("slide_id", "") or not _is_valid_file_name(slide_id):
+    slide_id = slide_name if slides.get("slide_id") and slides.get("path") else slide_id_from_name(slide_name)
+    if "/" in slides.get("slide_id", "") or not _is_valid_file_name(slide_id):
         rule = f"no / or \\, only printable characters, no leading dot, at most {_MAX_ID_BYTES} bytes"
-        problems.append(TableProblem(f"slide_id {slide_name!r} cannot be used as a file name ({rule})", (number,)))
-        valid = False
+        text = f"slide_id {slide_name!r} cannot be used as a file name ({rule})"
+        problems.append(TableProblem(text, (number,), "If a column contains paths, name it path, not slide_id."))
     text = given.get("mpp", "")
     mpp = None if cohort.is_missing(text) else parse_positive_number(text)
     if mpp is None and not cohort.is_missing(text):
-        problems.append(
-            TableProblem(f"mpp '{text}' is not a positive number of microns per pixel, such as 0.25", (number,))
-        )
-        valid = False
+        problem = f"mpp '{text}' is not a positive number of microns per pixel, such as 0.25"
+        problems.append(TableProblem(problem, (number,), "Leave mpp empty to use the scale of the slide file."))
     patient_id = given.get("patient_id", "")
     if "patient_id" in given and cohort.is_missing(patient_id):
         patient_id = ""
-    path, missing, problem = find_slide_path(number, given.get("path", ""), slide_name, cohort_folder(cohort), finder)
+    problems += [_spreadsheet_error(number, columns, role, text) for role, text in slides.items() if _is_error(text)]
+    path, missing, problem = find_slide_path(number, slides.get("path", ""), slide_name, cohort_folder(cohort), finder)
     if problem:
         problems.append(TableProblem(problem, (number,)))
-    if not valid or problem:
-        return None
     split = given.get("split", "")
     return SlideRow(
         slide_id=slide_id,
@@ -317,6 +371,11 @@ def _parse_row(
 def cohort_folder(cohort: Cohort) -> Path:
     """Return the folder that relative paths of the table refer to."""
     return cohort.table_path.parent if cohort.table_path is not None else Path()
+
+
+def _without_brackets(text: str) -> str:
+    """Return a text in lower case, without square brackets around it."""
+    return text.removeprefix("[").removesuffix("]").casefold()
 
 
 def _is_valid_file_name(slide_id: str) -> bool:

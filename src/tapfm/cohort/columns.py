@@ -9,12 +9,18 @@ from dataclasses import dataclass
 
 from tapfm.cohort.table_problems import TableProblem
 
+# Names that are used for slides only if no other column contains slides
+_GENERAL_NAMES = ("slidename", "wsiname", "wsiid", "image", "imageid", "imagename", "imagefile", "imagepath", "file")
 # Role of a column, and its names in tables of tapfm and of other tools, normalised. Earlier names are preferred.
 _COLUMN_NAMES: dict[str, tuple[str, ...]] = {
     "slide_id": ("slideid",),
-    "path": ("path", "slidepath", "slide", "wsi", "wsipath", "filename", "filepath"),
+    "path": (
+        *("path", "slidepath", "slide", "wsi", "wsipath", "filename", "filepath", "slidefile", "slidefilename"),
+        *_GENERAL_NAMES,
+    ),
     "patient_id": (
-        *("patientid", "patient", "caseid", "case", "subjectid", "subject", "participantid", "participant"),
+        *("patientid", "patient", "patientidentifier", "patientnumber", "patientno", "patientnr", "patid"),
+        *("caseid", "case", "subjectid", "subject", "participantid", "participant"),
         *("bcrpatientbarcode", "patientbarcode", "casesubmitterid", "casessubmitterid", "submitterid"),
     ),
     "mpp": ("mpp",),
@@ -33,12 +39,20 @@ _LAYOUTS: dict[str, tuple[str, ...]] = {
     "list of ids": ("slideid",),
     "list of paths": ("path",),
 }
+_MAX_LISTED = 20  # columns listed in a message
 PATIENT_COLUMN_EXAMPLES = "patient_id, Patient ID, case_id, subject_id, bcr_patient_barcode, ..."
+
+SLIDE_COLUMN_EXAMPLES = "slide_id, Slide ID, slide, wsi, path, filename, slide_path, image, ..."
 
 
 def normalise_column_name(name: str) -> str:
     """Return a column name without case, spaces, `_`, `-` and `.`, so that "Patient ID" equals "patient_id"."""
     return re.sub(r"[\s_.\-]+", "", name).casefold()
+
+
+def is_known_column(name: str) -> bool:
+    """Return whether a column is recognised by its name."""
+    return any(normalise_column_name(name) in names for names in _COLUMN_NAMES.values())
 
 
 @dataclass(frozen=True)
@@ -68,6 +82,9 @@ def find_columns(
         )
         for role, names in _COLUMN_NAMES.items()
     }
+    specific = [name for name in candidates["path"] if normalise_column_name(name) not in _GENERAL_NAMES]
+    if candidates["slide_id"] or specific:
+        candidates["path"] = specific
     by_role, notes, problems = {}, [], []
     for role, found in candidates.items():
         if role == "patient_id":
@@ -86,6 +103,10 @@ def find_columns(
     chosen, patient_notes, patient_problems = _choose_patient_column(
         columns, records, candidates["patient_id"], patient_column
     )
+    if others := [role for role, name in by_role.items() if name == chosen and role != "slide_id"]:
+        patient_problems.append(_column_with_two_meanings(chosen, _describe_role(others[0])))
+    elif parse_fold_column(chosen):
+        patient_problems.append(_column_with_two_meanings(chosen, "a fold"))
     if chosen:
         by_role["patient_id"] = chosen
     folds = {fold: name for name in columns if (fold := parse_fold_column(name))}
@@ -105,7 +126,15 @@ def find_columns(
 
 
 def _describe_role(role: str) -> str:
-    return {"slide_id": "slide ids", "path": "slide files", "split": "the splits"}.get(role, role)
+    names = {"slide_id": "slide ids", "path": "slide files", "split": "the splits", "cohort": "the cohort"}
+    return names.get(role, role)
+
+
+def _column_with_two_meanings(name: str, other: str) -> TableProblem:
+    return TableProblem(
+        f"the column '{name}' cannot contain the patients (--patient-column), because its name means {other}",
+        hint="Rename the column in the table, for example to patient_id.",
+    )
 
 
 def _quote(names: Sequence[str]) -> str:
@@ -152,11 +181,17 @@ def unknown_column_problem(option: str, name: str, columns: Sequence[str]) -> Ta
     near = difflib.get_close_matches(name.lower(), by_lowercase, n=3, cutoff=0.5)
     suggestion = f"Did you mean: {', '.join(by_lowercase[each] for each in near)}? " if near else ""
     return TableProblem(
-        f"no column '{name}' ({option})", hint=f"{suggestion}Available columns: {', '.join(filter(None, columns))}"
+        f"no column '{name}' ({option})", hint=f"{suggestion}Available columns: {list_columns(columns)}"
     )
+
+
+def list_columns(columns: Sequence[str]) -> str:
+    """Return the names of columns as text, shortened if there are many."""
+    more = f", and {len(columns) - _MAX_LISTED:,} more" if len(columns) > _MAX_LISTED else ""
+    return ", ".join(columns[:_MAX_LISTED]) + more
 
 
 def parse_fold_column(name: str) -> str | None:
     """Return the normalised name of a fold column, such as fold_0; None for other columns."""
-    match = re.fullmatch(r"fold[_ -](\d{1,6})", name.strip(), re.IGNORECASE | re.ASCII)
+    match = re.fullmatch(r"fold[_ .-]?(\d{1,6})", name.strip(), re.IGNORECASE | re.ASCII)
     return f"fold_{int(match[1])}" if match else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 _TCGA_PATIENT = re.compile(r"TCGA-[A-Z0-9]{2}-[A-Z0-9]{4}(?![A-Z0-9])", re.IGNORECASE)
 _TCGA_LENGTH = 12  # of the part of a barcode that identifies the patient
@@ -49,6 +49,27 @@ def _group(patients: Mapping[str, str], shared_part: Callable[[str], str]) -> di
         if part := shared_part(slide_id):
             groups[part].append(slide_id)
     return {part: same for part, same in groups.items() if len({patients[each] for each in same}) > 1}
+
+
+def find_similar_patients(patients: Iterable[str]) -> list[list[str]]:
+    """Return groups of patient ids that differ only in case, spaces, leading zeros, or `_` instead of `-` or `.`."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for patient in dict.fromkeys(patients):
+        groups[normalise_id(patient)].append(patient)
+    return [same for same in groups.values() if len(same) > 1]
+
+
+def normalise_id(text: str) -> str:
+    """Return an id without differences that typing and spreadsheets introduce, such as leading zeros or .0."""
+    text = re.sub(r"\s+", "", text).casefold().removesuffix(".0")
+    return re.sub(r"[_.\-]", "-", re.sub(r"\d+", lambda number: number[0].lstrip("0") or "0", text))
+
+
+def describe_similar_patients(groups: Sequence[Sequence[str]]) -> str:
+    """Return one sentence about patient ids that may mean the same patient."""
+    listed = "; ".join(" and ".join(f"'{each}'" for each in same[:_MAX_LISTED]) for same in groups[:_MAX_LISTED])
+    more = f"; and {len(groups) - _MAX_LISTED:,} more" if len(groups) > _MAX_LISTED else ""
+    return f"Some patient ids differ only in case, spaces, leading zeros or punctuation: {listed}{more}."
 
 
 def describe_shared_ids(kind: str, groups: Mapping[str, Sequence[str]]) -> str:

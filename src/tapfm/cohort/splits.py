@@ -84,7 +84,7 @@ def find_split_problems(cohort: Cohort, fold: int | None = None) -> list[TablePr
         TableProblem(f"'{text}' in column {column} is not a split", tuple(rows), hint) for text, rows in unknown.items()
     ]
     command = _split_command(cohort) if fold is None else _split_command(cohort, "--folds", "5")
-    if not assigned and not unknown:
+    if cohort.rows and not assigned and not unknown:
         found = [name.removeprefix("fold_") for name in fold_names(cohort)]
         if fold is not None and (found or any(row.split for row in cohort.rows)):
             command += " --force"  # tapfm split replaces existing splits only with this option

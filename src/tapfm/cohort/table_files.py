@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tapfm.cohort.columns import is_known_column
 from tapfm.cohort.excel_rows import read_excel_rows
 from tapfm.cohort.nnmil_tables import (
     class_names,
@@ -15,12 +17,14 @@ from tapfm.cohort.nnmil_tables import (
     read_nnmil_document,
     read_plan_rows,
 )
-from tapfm.cohort.table_text import TABLE_HINT, TableRows, read_csv_rows
+from tapfm.cohort.table_text import TABLE_HINT, TableRows, list_some, read_csv_rows
 from tapfm.errors import CohortError
+from tapfm.runtime.messages import format_count
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".txt", ".xlsx", ".json")
 _OLD_EXCEL_SIGNATURE = bytes.fromhex("d0cf11e0a1b11ae1")  # .xls, and .xlsx with a password
 _ZIP_SIGNATURE = b"PK\x03\x04"
+_MAX_ROWS_ABOVE_HEADER = 20  # in which column names are searched, for the error message
 
 
 @dataclass(frozen=True)
@@ -85,21 +89,57 @@ def _build_table(source: Path, table: TableRows) -> TextTable:
         raise CohortError(f"{source} is empty.", hint=TABLE_HINT)
     (header_number, first), *rows = table.rows
     if above := next((each for each in table.problems if each[0] <= header_number), None):
-        raise CohortError(f"{source}, row {above[0]}: {above[1]}.", hint=TABLE_HINT)
-    header = [re.sub(r"\s+", " ", name.strip("\ufeff\u200b")).strip() for name in first]
+        hint = f"If row {header_number} contains the column names, remove the rows above it. {TABLE_HINT}"
+        raise CohortError(
+            f"{source}, row {above[0]}: {above[1]}.", hint=hint if above[0] < header_number else TABLE_HINT
+        )
+    header = _clean_names(first)
+    _check_header_is_first(source, header, rows)
     if repeated := sorted(name for name, count in Counter(header).items() if name and count > 1):
         raise CohortError(
             f"{source} has duplicate columns: {', '.join(repeated)}.", hint="Rename or remove all but one of them."
         )
-    records, problems = [], list(table.problems)
+    records, problems, comments = [], list(table.problems), []
     for row_number, cells in rows:
+        if _is_comment(cells, len(header)):
+            comments.append(row_number)
+            continue
+        if _clean_names(cells)[: len(header)] == header:
+            problems.append((row_number, "repeats the header: remove this row"))
+            continue
         if any(cells[len(header) :]):
             problems.append((row_number, f"{len(cells)} fields, but the header has {len(header)} columns"))
             continue
         values = [*cells, *[""] * (len(header) - len(cells))]
         records.append((row_number, {name: text for name, text in zip(header, values, strict=False) if name}))
-    notes = (*table.notes, *_describe_unnamed_columns(source, header, rows))
-    return TextTable(source, tuple(filter(None, header)), tuple(records), notes, tuple(sorted(problems)))
+    notes = [*table.notes, *_describe_unnamed_columns(source, header, rows)]
+    if comments:
+        listed = list_some([str(number) for number in comments])
+        notes.append(f"{source}: skipped {format_count(len(comments), 'row')} with a comment (#): {listed}.")
+    return TextTable(source, tuple(filter(None, header)), tuple(records), tuple(notes), tuple(sorted(problems)))
+
+
+def _clean_names(cells: Sequence[str]) -> list[str]:
+    """Return the cells of a header without invisible characters, line breaks and repeated spaces."""
+    return [re.sub(r"\s+", " ", name.strip("\ufeff\u200b")).strip() for name in cells]
+
+
+def _is_comment(cells: Sequence[str], columns: int) -> bool:
+    """Return whether a row is a comment: the first cell begins with `# `, or with `#` and the others are empty."""
+    return columns > 1 and (cells[0].startswith("# ") or (cells[0].startswith("#") and not any(cells[1:])))
+
+
+def _check_header_is_first(source: Path, header: Sequence[str], rows: Sequence[tuple[int, list[str]]]) -> None:
+    """Raise CohortError if the first row has no known column name, but one of the next rows has several."""
+    if any(map(is_known_column, header)):
+        return
+    for row_number, cells in rows[:_MAX_ROWS_ABOVE_HEADER]:
+        if sum(map(is_known_column, cells)) > 1:
+            raise CohortError(
+                f"{source}: the first row does not contain the column names. Row {row_number} seems to contain them: "
+                f"{', '.join(filter(None, cells))}.",
+                hint=f"Remove the rows above row {row_number}.",
+            )
 
 
 def _describe_unnamed_columns(source: Path, header: list[str], rows: list[tuple[int, list[str]]]) -> list[str]:

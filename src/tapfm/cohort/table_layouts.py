@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tapfm.cohort.columns import PATIENT_COLUMN_EXAMPLES, find_columns, normalise_column_name
+from tapfm.cohort.patients import normalise_id
 from tapfm.cohort.slide_search import slide_id_from_name
 from tapfm.cohort.table_files import TextTable
 from tapfm.cohort.table_text import list_some, read_csv_rows
@@ -109,13 +110,8 @@ def _differing_entries(
 def _describe_unknown_patient(patient: str, source: Path, known: Mapping[str, object]) -> str:
     if not patient:
         return "no patient"
-    similar = next((each for each in known if each and _loose_id(each) == _loose_id(patient)), "")
+    similar = next((each for each in known if each and normalise_id(each) == normalise_id(patient)), "")
     return f"patient '{patient}' is not in {source}" + (f", which has '{similar}'" if similar else "")
-
-
-def _loose_id(text: str) -> str:
-    """Return an id without differences that spreadsheets introduce: case, spaces and leading zeros."""
-    return re.sub(r"\s+", "", text).casefold().lstrip("0")
 
 
 def _no_common_patient(

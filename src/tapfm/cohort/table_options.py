@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # Texts that mean a missing value, ignoring case; an empty cell always does
-MISSING_VALUES = ("NA", "N/A", "#N/A", "nan", "null", "none", "unknown", ".")
+MISSING_VALUES = (
+    *("NA", "N/A", "#N/A", "#NV", "nan", "null", "none", "unknown", ".", "--", "'--"),
+    *("not available", "not applicable", "not reported", "not evaluated"),  # of TCGA and cBioPortal, also in [...]
+)
 
 
 @dataclass(frozen=True)

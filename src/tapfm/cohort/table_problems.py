@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tapfm.errors import CohortError
+from tapfm.runtime.messages import format_count
 
 _MAX_LISTED = 50  # problems listed in an error message
 _MAX_NOTES = 5  # missing slide files listed with them
@@ -50,10 +51,10 @@ def raise_problems(source: Path, problems: Iterable[TableProblem], notes: Iterab
         lines.append(f"... and {len(errors) - _MAX_LISTED:,} more")
     lines += [str(each) for each in also[:_MAX_NOTES]]
     if len(also) > _MAX_NOTES:
-        lines.append(f"... and {len(also) - _MAX_NOTES:,} more slides without a file")
+        lines.append(f"... and {format_count(len(also) - _MAX_NOTES, 'more slide')} without a file")
     hints = dict.fromkeys(each.hint for each in [*errors, *also] if each.hint)
     count = len(errors) + len(also)
     raise CohortError(
-        f"{source} has {count:,} problem{'s' if count > 1 else ''}:\n  " + "\n  ".join(lines),
+        f"{source} has {format_count(count, 'problem')}:\n  " + "\n  ".join(lines),
         hint="\n".join(hints) or "Fix the table, then run the command again.",
     )

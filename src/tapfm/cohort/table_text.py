@@ -24,6 +24,7 @@ _BYTE_ORDER_MARKS = (
 )
 _MIN_UTF16_ZEROS = 0.4  # fraction of NUL bytes among all even or all odd bytes, from which a file is UTF-16
 _UTF16_SAMPLE_BYTES = 4096
+_MAX_DELIMITER_LINES = 20
 _MAX_NAMED = 3  # ids, cells or patients named in one message
 
 
@@ -40,8 +41,17 @@ def read_csv_rows(source: Path, data: bytes, encoding: str | None) -> TableRows:
     """Return the rows of a CSV or TSV file, without blank ones."""
     text, notes = decode_text(source, data, encoding)
     lines = text.split("\n")
-    first_row = next((index for index, line in enumerate(lines) if line.strip()), 0)
-    delimiter = _choose_delimiter(lines[first_row])
+    filled = [index for index, line in enumerate(lines) if line.strip()]
+    first_row = next(iter(filled), 0)
+    if re.match(r"\s*<(!doctype|html|head|body|table|\?xml)\b", lines[first_row], re.IGNORECASE):
+        raise CohortError(
+            f"{source} is a web page (HTML or XML), not a table, although its name ends in {source.suffix}.",
+            hint="Open it in Excel or LibreOffice and save it as .xlsx or CSV.",
+        )
+    if _is_comment(lines[first_row]):
+        first_comment, first_row = first_row, next((index for index in filled if not _is_comment(lines[index])), 0)
+        notes = (*notes, f"{source}: rows {first_comment + 1} to {first_row} begin with # and are skipped.")
+    delimiter = _choose_delimiter(lines[first_row], lines[first_row + 1 : first_row + _MAX_DELIMITER_LINES])
     if declared := re.fullmatch(r"sep=(.)\s*", lines[first_row], flags=re.IGNORECASE):  # Excel writes and reads this
         delimiter, first_row = declared[1], first_row + 1
     reader = csv.reader(io.StringIO("\n".join(lines[first_row:])), delimiter=delimiter, strict=True)
@@ -58,9 +68,15 @@ def read_csv_rows(source: Path, data: bytes, encoding: str | None) -> TableRows:
     return TableRows(rows, notes)
 
 
-def _choose_delimiter(header: str) -> str:
-    """Return the most frequent delimiter of a header, outside of quotes."""
-    return max(",\t;", key=re.sub(r'"[^"]*"', "", header).count)
+def _is_comment(line: str) -> bool:
+    """Return whether a line above the header is a comment, as in files of cBioPortal; not a column named `#`."""
+    return bool(re.match(r"\s*#[^,;\t|]", line))
+
+
+def _choose_delimiter(header: str, lines: Sequence[str]) -> str:
+    """Return the most frequent delimiter of the header, or of the next lines if it has none, outside of quotes."""
+    header, below = (re.sub(r'"[^"]*"', "", text) for text in (header, "\n".join(lines)))
+    return max(",\t;|", key=lambda delimiter: (header.count(delimiter), below.count(delimiter)))
 
 
 def decode_text(source: Path, data: bytes, encoding: str | None) -> tuple[str, tuple[str, ...]]:

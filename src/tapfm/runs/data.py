@@ -220,10 +220,12 @@ def preparation_commands(config: RunConfig) -> list[str]:
 
 def _table_arguments(config: RunConfig) -> list[str | Path]:
     """Return the arguments of `tapfm tile` and `tapfm embed` for the cohort table."""
-    arguments: list[str | Path] = [config.cohort.table]
-    if config.cohort.slides is not None:
-        arguments += ["--slides", config.cohort.slides]
-    return arguments if config.cohort.encoding is None else [*arguments, "--encoding", config.cohort.encoding]
+    cohort = config.cohort
+    arguments: list[str | Path] = [cohort.table]
+    for name in ("slides", "encoding"):
+        if value := getattr(cohort, name):
+            arguments += [f"--{name}", value]
+    return [*arguments, *(part for value in cohort.extra_missing_values for part in ("--missing", value))]
 
 
 def _preparation_command(config: RunConfig) -> str:

@@ -16,6 +16,10 @@ from tapfm.tasks.catalog import ClassTexts
 from tapfm.tasks.target import TargetKind
 
 _NUMBERS = {"0", "1"}
+# Fraction of the labels in the two most frequent classes, from which a column may be meant as a binary target. Other
+# values may be typing errors, or mean that the label is unknown.
+_MIN_IN_TWO_CLASSES = 0.8
+_MAX_TEXT = 40  # characters of a value in a message
 _MAX_VALUES = 6  # values of a column that are listed; a column with more is summarised
 _SCAN_RESOLUTION = "objective"  # a column with the objective of the scanner, never a target
 
@@ -77,11 +81,13 @@ def find_target_kinds(
 
 
 def find_target_candidates(cohort: Cohort) -> list[str]:
-    """Return the columns that may be meant as a binary target: with 0 and 1, or with exactly two values."""
+    """Return the columns that may be meant as a binary target: with 0 and 1, or almost only with two values."""
     found = []
     for name in cohort.label_names:
         values = _group_by_value(cohort, name)
-        if normalise_column_name(name) != _SCAN_RESOLUTION and (values.keys() >= _NUMBERS or len(values) == 2):
+        counts = sorted(map(len, values.values()), reverse=True)
+        has_two_classes = len(counts) > 1 and sum(counts[:2]) >= _MIN_IN_TWO_CLASSES * sum(counts)
+        if normalise_column_name(name) != _SCAN_RESOLUTION and (values.keys() >= _NUMBERS or has_two_classes):
             found.append(name)
     return found
 
@@ -101,10 +107,12 @@ def describe_target(cohort: Cohort, target: str, kind: TargetKind) -> str:
     labels = [
         kind.parse_label("" if cohort.is_missing(row.labels[target]) else row.labels[target]) for row in cohort.rows
     ]
-    texts = kind.label_texts
-    classes = f" (positive: {', '.join(texts['positive'])})" if texts else ""
+    counts = f"{kind.describe_counts(labels, 'slide')}"
+    if texts := kind.label_texts:
+        positive, negative = (", ".join(texts[name]) for name in ("positive", "negative"))
+        counts = f"{labels.count(1):,} slides are {positive} (positive), {labels.count(0):,} are {negative} (negative)"
     missing = _describe_missing(cohort, target)
-    return f"Target {target}: {kind.describe_counts(labels, 'slide')}{classes}{f'; {missing}' if missing else ''}."
+    return f"Target {target}: {counts}{f'; {missing}' if missing else ''}."
 
 
 def _choose_targets(
@@ -116,34 +124,49 @@ def _choose_targets(
     if request.targets:
         return request.targets, []
     candidates = find_target_candidates(cohort)
-    if len(candidates) == 1:
+    if len(candidates) == 1 and _group_by_value(cohort, candidates[0]).keys() >= _NUMBERS:
         return tuple(candidates), []
-    if not candidates:
-        lines = describe_label_columns(cohort) or ["the table has no label column"]
-        return (), [
-            TableProblem(
-                "no column can be the target, because none has two classes:\n    " + "\n    ".join(lines),
-                hint="Add a label column with 0 and 1 (empty: unknown), or name a text column and its positive class: "
-                f"--positive NAME=VALUE. {other_hint}".strip(),
-            )
-        ]
-    lines = describe_label_columns(cohort, candidates)
-    text = next((name for name in candidates if not has_number_labels(cohort, name)), "")
-    need_class = ""
-    if text:
-        value = _text(text, next(iter(_group_by_value(cohort, text).values())))
-        option = format_command_option("--positive", f"{text}={value}")
-        need_class = f" If its values are not 0 and 1, name its positive class too, for example {option}."
-    return (), [
-        TableProblem(
-            f"{len(candidates)} columns can be the target:\n    " + "\n    ".join(lines),
-            hint=f"Name it with --target, for example {format_command_option('--target', candidates[0])}; repeat "
-            f"--target for several targets.{need_class} {other_hint}".strip(),
-        )
-    ]
+    if not cohort.rows:
+        return (), []  # that is a problem of the table
+    columns = describe_label_columns(cohort, candidates or cohort.label_names) or ["the table has no label column"]
+    what = "no column can be the target, because none has two classes"
+    if candidates:
+        what = f"{len(candidates)} columns can be the target"
+    if len(candidates) == 1:
+        what = "1 column can be the target, but its labels are not 0 and 1"
+    hints = (
+        [f"Name the target, for example {format_command_option('--target', candidates[0])}"]
+        if len(candidates) > 1
+        else []
+    )
+    if classes := _example_of_classes(cohort, candidates or cohort.label_names):
+        condition = "If its labels are not 0 and 1, name" if hints else "Name"
+        hints.append(f"{condition} its classes, for example {classes}")
+    elif not candidates:
+        hints.append("Add a column with the labels 0 and 1. Leave the cell empty if a label is unknown.")
+    return (), [TableProblem(f"{what}:\n    " + "\n    ".join(columns), hint="\n".join([*hints, other_hint]).strip())]
+
+
+def _example_of_classes(cohort: Cohort, names: Sequence[str]) -> str:
+    """Return options that name the classes of a column with text labels, as an example; empty if there is none."""
+    for name in sorted(names, key=lambda name: len(_group_by_value(cohort, name))):
+        values = sorted(_group_by_value(cohort, name).values(), key=len, reverse=True)
+        texts = [_text(name, rows) for rows in values[:2]]
+        if len(texts) == 2 and not has_number_labels(cohort, name) and all(text == _shorten(text) for text in texts):
+            options = [format_command_option("--positive", f"{name}={texts[0]}")]
+            if len(values) > 2:
+                options.append(format_command_option("--negative", f"{name}={texts[1]}"))
+            return " ".join(options)
+    return ""
 
 
 def _unknown_target(cohort: Cohort, target: str) -> TableProblem:
+    if normalise_column_name(target) == normalise_column_name(cohort.patient_column):
+        text = f"'{target}' cannot be a target, because it is the column of patients"
+        return TableProblem(text, hint="Name the column of patients with --patient-column, or rename this column.")
+    if target in cohort.columns:
+        text = f"'{target}' cannot be a target, because it is a column of slides, patients, scales or splits"
+        return TableProblem(text, hint="Rename the column in the table.")
     problem = unknown_column_problem("--target", target, cohort.label_names)
     return TableProblem(f"no label column '{target}'", hint=problem.hint)
 
@@ -156,7 +179,7 @@ def _find_kind(
     if not texts:
         kind = BinaryTarget()
         unusable = {value: rows for value, rows in values.items() if value not in _NUMBERS}
-        return kind, _unusable_labels(target, values, unusable, "0, 1")
+        return kind, _unusable_labels(cohort, target, unusable, ["0", "1"])
     positive = list(dict.fromkeys(texts["positive"]))
     negative = list(dict.fromkeys(texts.get("negative", ())))
     others = {value: rows for value, rows in values.items() if value not in map(normalise_label, positive)}
@@ -167,18 +190,19 @@ def _find_kind(
         if len(others) != 1:
             listed = _describe_values(cohort, target)
             need = "several other values" if others else "no other value"
-            options = " ".join(
-                format_command_option("--negative", f"{target}={_text(target, rows)}") for rows in others.values()
-            )
-            return BinaryTarget((), tuple(positive)), [
-                TableProblem(
-                    f"{target} has {need} beside {', '.join(positive)}: {listed}",
-                    hint=f"Name the negative class: {options}" if others else "A target needs slides of both classes.",
+            hint = "A target needs slides of both classes."
+            if others:
+                _, most = max((len(rows), _text(target, rows)) for rows in others.values())
+                hint = (
+                    f"Name the negative class: {format_command_option('--negative', f'{target}={most}')}. Each other "
+                    f"value: --negative {target}=VALUE too, or --missing VALUE if it means that the label is unknown."
                 )
+            return BinaryTarget((), tuple(positive)), [
+                TableProblem(f"{target} has {need} beside {', '.join(positive)}: {listed}", hint=hint)
             ]
         negative = [_text(target, next(iter(others.values())))]
     unusable = {value: rows for value, rows in others.items() if value not in map(normalise_label, negative)}
-    problems += _unusable_labels(target, values, unusable, ", ".join([*positive, *negative]))
+    problems += _unusable_labels(cohort, target, unusable, [*positive, *negative])
     if not any(normalise_label(text) in values for text in positive):
         problems.append(
             TableProblem(
@@ -190,26 +214,23 @@ def _find_kind(
 
 
 def _unusable_labels(
-    target: str,
-    values: Mapping[str, Sequence[SlideRow]],
-    unusable: Mapping[str, Sequence[SlideRow]],
-    valid: str,
+    cohort: Cohort, target: str, unusable: Mapping[str, Sequence[SlideRow]], valid: Sequence[str]
 ) -> list[TableProblem]:
     """Return a problem for each value of a target that is not a label."""
-    example = next(iter(unusable.values()), [])
-    hint = ""
-    if example:
-        text = _text(target, example)
-        option = format_command_option("--positive", f"{target}={text}")
-        hint = (
-            f"{target}: name the positive class, for example {option}"
-            if len(unusable) == len(values)
-            else f"{target}: write {valid} or leave the cell empty if the label is unknown. A text that means a "
-            f"missing value: {format_command_option('--missing', text)}"
-        )
+    if not unusable:
+        return []
+    classes = _example_of_classes(cohort, [target])
+    if classes and len(unusable) == len(_group_by_value(cohort, target)):
+        hint = f"{target}: name the classes, for example {classes}"
+    else:
+        text = _text(target, next(iter(unusable.values())))
+        hint = f"{target}: write {', '.join(valid)}, or leave the cell empty if the label is unknown. "
+        hint += f"If '{_shorten(text)}' means unknown: {format_command_option('--missing', text)}"
+        if {*valid} != _NUMBERS:
+            hint += f"; if it is negative: {format_command_option('--negative', f'{target}={text}')}"
     return [
         TableProblem(
-            f"{target} is '{_text(target, rows)}', which is not {valid} or a missing value",
+            f"{target} is '{_shorten(_text(target, rows))}', which is not {', '.join(valid)} or a missing value",
             tuple(row.row for row in rows),
             hint,
         )
@@ -231,10 +252,16 @@ def _text(name: str, rows: Sequence[SlideRow]) -> str:
     return rows[0].labels[name]
 
 
+def _shorten(text: str) -> str:
+    """Return a text in one line, shortened for a message."""
+    text = " ".join(text.split())
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
+
+
 def _describe_values(cohort: Cohort, name: str) -> str:
     values = _group_by_value(cohort, name)
     missing = _describe_missing(cohort, name)
-    texts = [_text(name, rows) for rows in values.values()]
+    texts = [_shorten(_text(name, rows)) for rows in values.values()]
     if len(values) > _MAX_VALUES:
         described = f"{len(values):,} different values, such as {', '.join(texts[:3])}"
     else:

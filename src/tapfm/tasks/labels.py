@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tapfm.cohort.cohort_table import Check, Cohort, SlideRow, find_patient_problems, read_cohort
+from tapfm.cohort.columns import list_columns
 from tapfm.cohort.splits import TRAIN
 from tapfm.cohort.table_options import TableOptions
 from tapfm.cohort.table_problems import TableProblem
@@ -26,6 +27,7 @@ class LabelledCohort:
     cohort: Cohort
     targets: TargetKinds
     labels: Mapping[str, tuple[Label, ...]]  # by target, in the order of the rows
+    is_chosen: bool = False  # nobody named the target; it is the only column with two classes
 
     def labels_of(self, target: str, rows: Iterable[SlideRow]) -> list[Label]:
         """Return the labels of some rows."""
@@ -37,6 +39,8 @@ class LabelledCohort:
         """How the table was read: patients, columns, targets, missing values and missing files."""
         cohort = self.cohort
         targets = [describe_target(cohort, target, kind) for target, kind in self.targets.items()]
+        if self.is_chosen and (others := [name for name in cohort.label_names if name not in self.targets]):
+            targets[0] += f" No other column has two classes: {list_columns(others)}."
         return [*filter(None, (cohort.summary, *cohort.notes, *targets, cohort.missing_files_note))]
 
     @property
@@ -77,7 +81,7 @@ def read_labelled_cohort(
 
     cohort = read_cohort(source, options, checks=[find_patient_problems, find_label_problems, *checks])
     targets, _ = find_target_kinds(cohort, request)
-    return _add_labels(cohort, targets)
+    return replace(_add_labels(cohort, targets), is_chosen=not request.targets)
 
 
 def _add_labels(cohort: Cohort, targets: TargetKinds) -> LabelledCohort:

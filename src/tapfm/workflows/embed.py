@@ -17,9 +17,11 @@ from tapfm.workflows.shared_options import (
     Compile,
     Device,
     Encoding,
+    Missing,
     Only,
     SlidesFolder,
     Workers,
+    print_table_notes,
     read_table_options,
 )
 
@@ -70,6 +72,7 @@ class EmbedOptions:
     compile: Compile = None
     slides: SlidesFolder = None
     encoding: Encoding = None
+    missing: Missing = ()
     only: Only = ()
     workers: Workers = None
     allow_failures: AllowFailures = 0
@@ -80,9 +83,10 @@ class EmbedOptions:
     @property
     def tile_command(self) -> str:
         """Command that creates the tiles."""
-        slides: tuple[str | Path, ...] = () if self.slides is None else ("--slides", self.slides)
-        slides += () if self.encoding is None else ("--encoding", self.encoding)
-        return format_command("tile", self.cohort, *slides, "--out", self.tiles)
+        given: list[str | Path] = [] if self.slides is None else ["--slides", self.slides]
+        given += [] if self.encoding is None else ["--encoding", self.encoding]
+        given += [part for value in self.missing for part in ("--missing", value)]
+        return format_command("tile", self.cohort, *given, "--out", self.tiles)
 
     def check(self) -> None:
         """Raise InputError if there are no tiles, or if the output folder cannot be used."""
@@ -122,6 +126,7 @@ def embed(options: EmbedOptions, console: Console) -> EmbedResult:
     check_inference_precision(options.precision)
     cohort = read_cohort(options.cohort, read_table_options(options))
     cohort.check_ids(options.only)
+    print_table_notes(console, cohort.reading_notes, ())
     device = choose_device(options.device)
 
     from tapfm.encoders.weights import load_encoder

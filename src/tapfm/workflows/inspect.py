@@ -11,7 +11,7 @@ from rich.console import Console
 from tapfm.errors import InputError
 from tapfm.runtime.options import Argument, Option, command_function, options
 from tapfm.runtime.workers import choose_worker_count
-from tapfm.workflows.shared_options import Encoding, SlidesFolder, read_table_options
+from tapfm.workflows.shared_options import Encoding, Missing, SlidesFolder, read_table_options
 
 if TYPE_CHECKING:
     from tapfm.cohort.inspection import InspectedSlide
@@ -31,6 +31,7 @@ class InspectOptions:
     _: KW_ONLY
     slides: SlidesFolder = None
     encoding: Encoding = None
+    missing: Missing = ()
     write_cohort: Annotated[
         Path | None,
         Option(

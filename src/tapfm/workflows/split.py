@@ -141,7 +141,7 @@ class SplitResult:
         for name, values in (("target", self.targets), ("positive", options.positive), ("negative", options.negative)):
             arguments += [part for value in values for part in (f"--{name}", value)]
         arguments += [part for value in options.missing for part in ("--missing", value)]
-        arguments += ["--patient-column", options.patient_column] if options.patient_column else []
+        arguments += ["--patient-column", self.split.cohort.patient_column] if options.patient_column else []
         return format_command(*arguments, *["--slides-are-patients"] * options.slides_are_patients)
 
     def labels_of_split(self, target: str, split_of_slide: Mapping[str, str], split: str) -> list[Label]:

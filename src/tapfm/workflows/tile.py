@@ -11,7 +11,16 @@ from rich.console import Console
 from tapfm.errors import InputError, UnknownNameError
 from tapfm.runtime.options import Argument, Option, command_function, options
 from tapfm.runtime.workers import choose_worker_count
-from tapfm.workflows.shared_options import AllowFailures, Encoding, Only, SlidesFolder, Workers, read_table_options
+from tapfm.workflows.shared_options import (
+    AllowFailures,
+    Encoding,
+    Missing,
+    Only,
+    SlidesFolder,
+    Workers,
+    print_table_notes,
+    read_table_options,
+)
 
 if TYPE_CHECKING:
     from tapfm.runtime.cohort_job import SlideTable
@@ -65,6 +74,7 @@ class TileOptions:
     layout: Annotated[str, Option("Layout of the HDF5 files: trident or clam. All commands read both.")] = "trident"
     slides: SlidesFolder = None
     encoding: Encoding = None
+    missing: Missing = ()
     only: Only = ()
     workers: Workers = None
     allow_failures: AllowFailures = 0
@@ -106,6 +116,7 @@ def tile(options: TileOptions, console: Console) -> SlideTable[TilingRecord]:
         raise UnknownNameError.with_suggestions("layout", options.layout, LAYOUTS, see=", ".join(LAYOUTS))
     cohort = read_cohort(options.cohort, read_table_options(options))
     cohort.check_ids(options.only)
+    print_table_notes(console, cohort.reading_notes, ())
     return tile_cohort(
         cohort.rows,
         options.out,
