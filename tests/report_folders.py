@@ -209,8 +209,11 @@ def write_tissue_slide(path, seed=0):
     return path
 
 
-def write_study(folder, *, finished=("finetune", "tapfm")):
-    """Write a study folder with two models, of which those in `finished` have runs."""
+def write_study(folder, *, finished=("finetune", "tapfm"), validation=(2.5, 0.5)):
+    """Write a study folder with two models, of which those in `finished` have runs.
+
+    The second model is better on test slides. validation: strength of the signal of each model on validation slides.
+    """
     folder.mkdir(parents=True)
     settings = {
         "name": "A small study",
@@ -225,14 +228,14 @@ def write_study(folder, *, finished=("finetune", "tapfm")):
     lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items() if key != "cohort"]
     (folder / "study.toml").write_text("\n".join([*lines, "[cohort]", 'table = "c.csv"', 'tiles = "tiles"']) + "\n")
     results = []
-    for model, strength in zip(list_models(study), (0.5, 2.5), strict=True):
+    for model, strength, val_strength in zip(list_models(study), (0.5, 2.5), validation, strict=True):
         if model.method not in finished:
             continue
         run = PlannedRun(model, 0, None)
         write_run(StudyFolder(folder).run(run), method=model.method, strength=strength)
-        results.append(
-            ModelResult(model, {run.name: make_history(3)}, {"test": [make_predictions(20, strength=strength)]})
-        )
+        val_predictions = make_predictions(16, split="val", start=200, strength=val_strength)
+        predictions = {"test": [make_predictions(20, strength=strength)]}
+        results.append(ModelResult(model, {run.name: make_history(3)}, predictions, {run.name: val_predictions}))
     study_results = StudyResults(study, StudyFolder(folder), results, {})
     comparison = compare_study(study_results)
     (folder / "table_binary.csv").write_text(table_csv(tidy_table(comparison)))

@@ -54,12 +54,22 @@ def make_history(losses, aucs=None, **columns):
     ]
 
 
-def make_results(study, strengths, *, folder=None, seeds=1, losses=(1.0, 0.9, 0.8), baseline=None, targets=("FGFR3",)):
-    """Return results of one model per strength, in the order of the table."""
+def make_results(
+    study, strengths, *, folder=None, seeds=1, losses=(1.0, 0.9, 0.8), baseline=None, targets=("FGFR3",), validation=()
+):
+    """Return results of one model per strength, in the order of the table.
+
+    validation: strength of each model on validation slides; without it, there are no validation predictions.
+    """
     models = []
-    for model, strength in zip(list_models(study), strengths, strict=False):
-        runs = {PlannedRun(model, seed, None).name: make_history(losses) for seed in range(seeds)}
+    for number, (model, strength) in enumerate(zip(list_models(study), strengths, strict=False)):
+        names = [PlannedRun(model, seed, None).name for seed in range(seeds)]
+        runs = {name: make_history(losses) for name in names}
         predictions = [make_predictions(strength, seed=seed, targets=targets) for seed in range(seeds)]
-        models.append(ModelResult(model, runs, {"test": predictions, "external": predictions}))
+        on_validation = {
+            name: make_predictions(validation[number], seed=50 + seed, count=20, targets=targets, split="val")
+            for seed, name in enumerate(names if validation else [])
+        }
+        models.append(ModelResult(model, runs, {"test": predictions, "external": predictions}, on_validation))
     by_cohort = {("test", None): [make_predictions(baseline, targets=targets)]} if baseline is not None else {}
     return StudyResults(study, StudyFolder(folder or Path()), models, by_cohort)

@@ -112,12 +112,16 @@ TILING_COLUMNS: Meanings = {
     "tissue": "tissue detection method, or `annotation` if a file of `--tissue-mask` was used",
     "achieved_mpp": "microns per pixel of the tiles, whose sides are rounded to whole level-0 pixels",
     "tiles": "number of tiles that passed the filters",
+    "tiles_padded": "number of these tiles that extend past the right or bottom edge (`--edge-tiles pad`)",
     "tissue_mm2": "area of the tissue, in mm²",
     "removed_background": "number of tiles removed: too little tissue",
     "removed_padding": "number of tiles removed: padding of the scanner",
     "removed_pen": "number of tiles removed: pen marks",
     "removed_blur": "number of tiles removed: out of focus",
     "removed_unreadable": "number of tiles removed: could not be decoded",
+    "removed_edge": "number of tiles removed: enough tissue, but past the right or bottom edge; empty if an older "
+    "version tiled the slide",
+    "removed_edge_mm2": "area of the tissue in these tiles that is in no other tile, in mm²",
     "warnings": "warnings about the slide",
     "reason": "why the slide failed or was not tiled",
 }
@@ -166,7 +170,8 @@ FORMATS: dict[str, list[Format]] = {
             "tiles/patches/ID_patches.h5",
             "patches/ID_patches.h5",
             "Coordinates of the tiles of a slide, in TRIDENT's layout. Attributes that are not marked as TRIDENT's are "
-            "added by tapfm, under names that neither TRIDENT nor CLAM uses.",
+            "added by tapfm, under names that neither TRIDENT nor CLAM uses. With `--edge-tiles pad`, the file also "
+            "has the dataset `padded` (bool): which tiles extend past the right or bottom edge.",
             {
                 **TILE_ATTRIBUTES,
                 "patch_size": "TRIDENT: side of a tile after resizing, in pixels",
@@ -181,7 +186,8 @@ FORMATS: dict[str, list[Format]] = {
         Format(
             "tiles-clam/patches/ID.h5",
             "patches/ID.h5",
-            "Coordinates of the tiles of a slide, in CLAM's layout (`tapfm tile --layout clam`), always at level 0.",
+            "Coordinates of the tiles of a slide, in CLAM's layout (`tapfm tile --layout clam`), always at level 0. "
+            "With `--edge-tiles pad`, it also has the dataset `padded`, as in `patches/ID_patches.h5`.",
             {
                 **TILE_ATTRIBUTES,
                 "patch_size": "CLAM: side of a tile at `patch_level`: 448 at 40x, where TRIDENT has 224",
@@ -223,7 +229,8 @@ FORMATS: dict[str, list[Format]] = {
             "features/ID.h5",
             "ID.h5",
             "Features of the tiles of a slide, written by `tapfm embed` in TRIDENT's layout. D is the size of a "
-            "feature.",
+            "feature. With tiles of `--edge-tiles pad`, it also has the dataset `padded`, as in "
+            "`patches/ID_patches.h5`.",
             {
                 "features": "one feature vector per tile",
                 "coords": "x and y of the top left corner of each tile that could be read, in level-0 pixels",
@@ -409,7 +416,8 @@ FORMATS: dict[str, list[Format]] = {
                 "cohort": "`own` (the cohort table of the run) or `external`",
                 "table": "file name of the cohort table",
                 "table_sha256": "SHA-256 of the cohort table",
-                "split": "evaluated split, or `all`; null for an external cohort without `--split`",
+                "split": "evaluated split, or `all`; null for an external cohort without `--split`; `out-of-fold` for "
+                "a cross-validation",
                 "from": "input of the model: `tiles` or `features`",
                 "sensitivity": "requested sensitivity of the second threshold",
                 "by": "columns that define subgroups",
@@ -524,7 +532,8 @@ FORMATS: dict[str, list[Format]] = {
             "per-slide/ID/tiles.parquet",
             "One row per tile. A column whose values differ by target is named `weight.TARGET` or `score.TARGET`. "
             "Aggregators that score tiles without weights have `score` instead of `weight`. Some aggregators have no "
-            "contributions. For an ensemble, values are means over its members.",
+            "contributions. For an ensemble, values are means over its members. With tiles of `--edge-tiles pad`, the "
+            "column `padded` (bool) follows `y`: whether the tile extends past the right or bottom edge.",
             {
                 "x": "left edge, in level-0 pixels",
                 "y": "upper edge, in level-0 pixels",
@@ -540,8 +549,8 @@ FORMATS: dict[str, list[Format]] = {
             {
                 "features[].properties.objectType": "`tile`",
                 "features[].properties.isLocked": "true",
-                "features[].properties.measurements": "columns of `tiles.parquet`, and percentiles of the "
-                "contributions; without contributions, of the scores, weights or attention",
+                "features[].properties.measurements": "columns of `tiles.parquet` (`padded` as 0 or 1), and "
+                "percentiles of the contributions; without contributions, of the scores, weights or attention",
                 "features[].properties.classification": "class of the tenth of tiles with the highest percentile, "
                 "and of that with the lowest: name and colour. With several targets, the first one counts",
             },
@@ -603,12 +612,19 @@ FORMATS: dict[str, list[Format]] = {
         Format(
             "ensemble/ensemble.json",
             "ensemble.json",
-            "Several runs as one model that averages their probabilities. `tapfm study` writes it; you can also write "
-            "it by hand.",
+            "Several runs as one model that averages their probabilities. `tapfm train --folds` and `tapfm study` "
+            "write it; you can also write it by hand.",
             {
                 "kind": "`folds` or `seeds`: how the members differ",
                 "members[]": "folders of runs or exports, relative to this file",
             },
+        ),
+        Format(
+            "cross-validated/cross-validation.json",
+            "cross-validation.json",
+            "Marks the folder of a cross-validation (`tapfm train --folds`). Its other files are those of an "
+            "evaluation.",
+            {"folds": "number of folds"},
         ),
     ],
     "A study": [
@@ -629,14 +645,24 @@ FORMATS: dict[str, list[Format]] = {
                 "method": f"`fixed`, `finetune`, `tapfm` or `{BASELINE}`",
                 "cohort": "`test` or `external`",
                 "target": TARGET_OR_MEAN,
+                "slides": "number of slides of these patients",
                 "auc": "AUC, mean over seeds",
                 "seeds": "number of seeds in the mean",
                 "seed_sd": "standard deviation over seeds",
-                "difference_to_best": "AUC of this model minus AUC of the best model",
+                "difference_to_best": "AUC of this model minus the highest AUC of this cohort and target",
                 "difference_to_best_low": "95% confidence interval of the difference, lower bound",
                 "difference_to_best_high": "95% confidence interval of the difference, upper bound",
-                "rank": "rank among the models for this cohort and target; 1 is the best",
+                "rank": "rank of the AUC among the models for this cohort and target; 1 is the highest",
                 "reason": MISSING_REASON,
+                "validation_auc": "AUC on validation slides, mean over runs",
+                "validation_ci_low": "95% confidence interval of `validation_auc`, lower bound; empty with folds",
+                "validation_ci_high": "95% confidence interval of `validation_auc`, upper bound; empty with folds",
+                "validation_patients": "number of validation patients",
+                "validation_slides": "number of slides of these patients",
+                "validation_reason": "why the validation AUC or its interval is missing",
+                "runs": "number of finished runs",
+                "chosen": "1 if the model is chosen on validation for this target: highest validation AUC; if equal, "
+                "lowest validation loss; otherwise 0",
             },
         ),
         Format(

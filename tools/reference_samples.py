@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tapfm.cli.main import app
+from tapfm.config.loading import load_config
 from tapfm.config.study import resolve_study
+from tapfm.runs.cross_validation import CrossValidationFolder
 from tapfm.runs.ensemble import write_ensemble
 from tapfm.study.folder import StudyFolder
 from tapfm.study.runs import list_runs
@@ -45,6 +47,8 @@ def create_sample_files(folder: Path) -> None:
         _run_tapfm("export", "runs/first", "--out", "exported")
         _run_tapfm("report", "runs/first", "--out", "report.html")
         write_ensemble(Path("ensemble"), [Path("runs/first")], "seeds")
+        CrossValidationFolder(Path("cross-validated"), 5).start(load_config(Path("run.toml")))
+        Path("cross-validated/run.toml").unlink()
         _create_study_files(StudyFolder(Path("study")))
 
 

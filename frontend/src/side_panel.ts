@@ -149,6 +149,7 @@ export class SidePanel {
   private showPredictions(slide: Slide): void {
     const targets = Object.entries(slide.targets);
     getElement("prediction").hidden = targets.length === 0;
+    getElement("prediction-warning").textContent = slide.warning;
     const head = createElement("tr", {});
     for (const name of ["target", "probability", "threshold", "call", "label"])
       head.append(createElement("th", { scope: "col" }, name));
@@ -172,7 +173,6 @@ export class SidePanel {
           "td",
           {},
           createElement("span", { class: result.call ? "positive" : "negative" }, name(result.call_name)),
-          ...(slide.warning ? [" ", createElement("span", { class: "warning" }, slide.warning)] : []),
         ),
         createElement(
           "td",

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tapfm.cohort.cohort_table import read_cohort
 from tapfm.cohort.columns import _COLUMN_NAMES as COLUMN_NAMES
-from tapfm.cohort.columns import normalise_column_name, parse_fold_column
+from tapfm.cohort.columns import _parse_fold_column as parse_fold_column
+from tapfm.cohort.columns import normalise_column_name
 from tapfm.cohort.patients import find_patients_in_ids, find_similar_patients
 from tapfm.cohort.table_options import MISSING_VALUES, TableOptions
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from rich.console import Console
+from study_results import make_results, make_study
 
 from tapfm.config.study import load_study
 from tapfm.demo.attention_check import _choose_median_slide as choose_median_slide
@@ -17,12 +18,15 @@ from tapfm.demo.attention_check import _measure_cohort as measure_cohort
 from tapfm.demo.attention_check_image import _draw_outlines as draw_outlines
 from tapfm.demo.attention_check_image import _make_signal_mask as make_signal_mask
 from tapfm.demo.folder import DemoFolder
+from tapfm.demo.results import read_results
 from tapfm.demo.runner import run_demo
 from tapfm.demo.sizes import SIZES
 from tapfm.demo.steps import list_demo_steps
 from tapfm.errors import CommandFailedError, InputError, Interrupted, RunError
+from tapfm.results.table import table_csv
 from tapfm.runtime.messages import format_command
 from tapfm.slides.slide import Box, Thumbnail
+from tapfm.study.comparison import compare_study, tidy_table
 from tapfm.synthetic.truth import SlideTruth
 
 TINY = SIZES["tiny"]
@@ -265,3 +269,23 @@ def test_outlines_are_drawn_around_the_planted_signal():
     assert (outlined[20, 50] < 128).all()  # left edge
     assert (outlined[20, 65] == 255).all()  # inside
     assert (outlined[40, 65] == 255).all()  # below
+
+
+def test_results_mark_the_method_chosen_on_validation(tmp_path):
+    """The fine-tuned encoder is better on validation slides, TAPFM on held-out slides."""
+    folder = DemoFolder(tmp_path)
+    results = make_results(make_study(), (0.5, 2.0), validation=(2.5, 0.5))
+    folder.study.mkdir()
+    folder.auc_table.write_text(table_csv(tidy_table(compare_study(results))))
+    folder.state.write_text(json.dumps({"seconds": {"study": 60.0}}))
+    measured = {cohort: measure_cohort(cohort, []) for cohort in ("test", "external")}
+    folder.attention_check.write_text(json.dumps(measured))
+    aucs = read_results(folder).aucs
+    titles = [column.title for column in aucs.columns]
+    assert titles == ["", "validation (20 patients)", "held-out (30 patients)", "external (30 patients)"]
+    assert [row.cells[0].value for row in aucs.rows] == ["fine-tuned encoder + ABMIL *", "TAPFM"]
+    finetune, tapfm_run = ([cell.value.value for cell in row.cells[1:]] for row in aucs.rows)
+    assert finetune[0] > tapfm_run[0]
+    assert finetune[1] < tapfm_run[1]
+    (note,) = aucs.notes
+    assert note.startswith("* chosen on validation: highest validation AUC")

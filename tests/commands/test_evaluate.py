@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 
+import h5py
 import pytest
 from cohort_files import read_rows
 from command_line import tapfm
@@ -367,6 +368,29 @@ def test_features_of_other_weights_are_rejected(fixed, tmp_path):
     result = evaluate(copied, tmp_path / "encoded", "--tiles", tiles)
     assert result.returncode == 2
     assert "0" * 64 in result.output, "the SHA-256 of the weights in training"
+
+
+@pytest.mark.parametrize("other", ["size", "encoder"])
+def test_features_of_another_size_or_encoder_are_rejected(fixed, workspace, tmp_path, other):
+    shutil.copytree(workspace / "features", tmp_path / "features")
+    for path in (tmp_path / "features").glob("*.h5"):
+        with h5py.File(path, "r+") as file:
+            if other == "size":
+                values, attributes = file["features"][:, :64], dict(file["features"].attrs)
+                del file["features"]
+                file.create_dataset("features", data=values).attrs.update(attributes)
+            else:
+                file["features"].attrs["encoder"] = "uni"
+    arguments = ("--cohort", workspace / "cohort.csv", "--split", "test", "--allow-overlap")
+    result = evaluate(fixed, tmp_path / "out", *arguments, "--features", tmp_path / "features")
+    assert result.returncode == 2
+    output = " ".join(result.output.split())
+    assert re.search(r"case-\d\d\.h5 ", output)
+    if other == "size":
+        assert "features of size 64, but the model needs 128" in output
+    else:
+        assert "was created with uni, but the model needs features of tapfm-pocket" in output
+    assert "tapfm embed COHORT.csv --tiles DIR --encoder tapfm-pocket" in output
 
 
 def test_baseline_without_slides_uses_the_number_of_tiles(workspace_copy):

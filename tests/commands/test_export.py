@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from support import relative_difference
 from training_workspace import POSITIONS, SPLITS, case_id, make_tile_set
 
+from tapfm.adaptation import from_config
 from tapfm.aggregators.catalog import AGGREGATORS
 from tapfm.contracts import EncodedTiles
 from tapfm.encoders.catalog import find_encoder_card, load_encoder_cards
@@ -434,7 +435,9 @@ def test_other_weights_in_the_export_folder_are_ignored(exported, tmp_path, tile
     )
 
 
-def test_export_with_features_of_another_size_is_an_error(train, tmp_path):
+def test_export_with_features_of_another_size_is_an_error(train, tmp_path, monkeypatch):
+    card = dataclasses.replace(find_encoder_card("tapfm-pocket"), feature_size=16)
+    monkeypatch.setattr(from_config, "find_encoder_card", lambda _: card)  # training would reject the features
     for i in range(len(SPLITS)):
         rng = np.random.default_rng(i)
         features = SlideFeatures(case_id(i), rng.normal(size=(4, 16)).astype(np.float32))

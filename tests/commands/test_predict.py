@@ -155,6 +155,22 @@ def test_predictions_csv_has_calls_tiles_and_seconds(run, cohort_predictions):
         assert float(row["seconds"]) >= 0
 
 
+def test_predictions_from_few_tiles_have_a_warning(run, cohort_predictions, tmp_path):
+    assert {row["warning"] for row in read_rows(cohort_predictions.path / "predictions.csv")} == {"only 4 tiles"}
+    write_slide(tmp_path / "few.svs", section(900, 900))
+    write_slide(tmp_path / "many.svs", section(1400, 1400))
+    result = predict(run, tmp_path / "p", tmp_path / "few.svs", tmp_path / "many.svs")
+    assert result.returncode == 0, result.output
+    few, many = PredictionFolder(tmp_path / "p").slides()
+    assert few.tiles < 20 <= many.tiles
+    lines = {line.split()[0]: line for line in result.stdout.splitlines() if line.strip()}
+    assert f"(only {few.tiles} tiles)" in lines["few"]
+    assert "only" not in lines["many"]
+    assert "1 slide has fewer than 20 tiles" in result.output
+    rows = read_rows(tmp_path / "p" / "predictions.csv")
+    assert [row["warning"] for row in rows] == [f"only {few.tiles} tiles", ""]
+
+
 def test_contributions_sum_to_the_logit_with_layer_norm_and_several_targets(gated, workspace, tmp_path):
     folder = predict_ok(gated, tmp_path / "predicted", workspace / "cohort.csv", "--tiles", workspace / "tiles")
     for slide in folder.slides():

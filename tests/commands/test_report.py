@@ -1,5 +1,6 @@
 """`tapfm report`: which folders it finds, what the page shows, and which inputs are errors."""
 
+import csv
 import json
 import re
 import shutil
@@ -7,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cohort_files import read_rows
 from command_line import tapfm
 from PIL import Image
 from predicted_slides import make_tile_table, write_prediction
@@ -23,13 +25,15 @@ from report_folders import (
 from slide_files import section, write_slide
 
 import tapfm as tapfm_package
+from tapfm.encoders.catalog import find_encoder_card
 from tapfm.errors import InputError, RunError
 from tapfm.evaluation.metric_values import choose_thresholds, compute_metrics
-from tapfm.evaluation.predictions import Prediction
+from tapfm.evaluation.predictions import Prediction, write_predictions
 from tapfm.prediction.folder import PredictionFolder
 from tapfm.prediction.layers import palette
 from tapfm.report.heatmap_blocks import ImageBudget, ImageSelection
 from tapfm.report.heatmap_blocks import _choose_slides as choose_slides
+from tapfm.runtime.csv_files import write_csv
 from tapfm.tasks.binary_metrics import METRIC_NAMES
 from tapfm.tasks.binary_target import _sigmoid as sigmoid
 from tapfm.tasks.catalog import target_kinds
@@ -45,6 +49,13 @@ def page_text(html):
     return " ".join(re.sub(r"<[^>]*>", " ", without_code).split())
 
 
+def headline(html):
+    """Return the rows of the table at the top of the page as texts, with the header first."""
+    header = html[html.index('class="headline"') : html.index('class="created"')]
+    rows = re.findall(r"<tr[^>]*>(.*?)</tr>", header, re.DOTALL)
+    return [[page_text(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL)] for row in rows]
+
+
 def test_report_of_finished_run_has_all_sections(tmp_path):
     run = write_run(tmp_path / "runs" / "first")
     written, html = create_test_report(run, tmp_path / "report.html")
@@ -58,7 +69,7 @@ def test_report_of_finished_run_has_all_sections(tmp_path):
     ]
     text = page_text(html)
     assert "Report of the run first FGFR3 The model predicts FGFR3. It was trained on 12 slides of 12 patients." in text
-    assert "Epoch 2 of 3 was selected (validation AUC 0.800)." in text
+    assert "Epoch 2 of 3 was selected by its validation AUC." in text
     assert "Created on 9 March 2026 with tapfm" in text
     assert "training 12 12 546 6 of 12 50%" in text
     assert "Apache-2.0" in text
@@ -116,7 +127,9 @@ def test_evaluations_of_the_same_weights_are_found_in_the_run_and_next_to_runs(t
     assert "scanner = &lt;alpha&gt;" in html
     assert "Colour baseline" in text
     assert "X9 evaluation, external failed file truncated" in text
-    assert text.index("Test slides AUC") < text.index("external.csv AUC") < text.index("Validation slides AUC")
+    results = text[text.index("Metrics on each set of slides") :]
+    assert results.index("Test slides AUC") < results.index("external.csv AUC")
+    assert results.index("external.csv AUC") < results.index("Validation slides AUC")
 
 
 def test_evaluation_of_another_model_is_marked(tmp_path):
@@ -133,8 +146,7 @@ def test_metrics_on_training_slides_are_not_in_the_headline(tmp_path):
     for split in ("train", "all"):
         write_evaluation(tmp_path / "evaluations" / split, run, cohort="own", split=split, slides=training_slides)
     _, html = create_test_report(run, tmp_path / "report.html")
-    header = html[html.index('class="headline"') : html.index('class="created"')]
-    assert re.findall(r'<th scope="row">([^<]*)', header) == ["test"]
+    assert headline(html)[0] == ["Model", "Validation AUC (95% CI)", "Test AUC (95% CI)"]
     assert "The model was trained on these slides, so these metrics are optimistic." in page_text(html)
     assert "The model was trained on some of these slides" in page_text(html)
 
@@ -275,10 +287,8 @@ def test_study_report_has_its_tables_and_the_run_with_the_best_validation_auc(tm
     assert section_titles(html)[:3] == ["Overview", "AUC", "Convergence, time and memory"]
     assert "Report of the study A small study FGFR3" in text
     assert "Synthetic slides, not &lt;real&gt; ones." in html
-    assert (
-        "2 of 2 runs finished. Shown in detail below: tapfm-pocket/finetune/abmil/seed0 (highest validation AUC)."
-        in text
-    )
+    assert "2 of 2 runs finished. Chosen on validation: tapfm-pocket + ABMIL (FT)." in text
+    assert "Shown in detail below: tapfm-pocket/finetune/abmil/seed0 (highest validation AUC)." in text
     assert "tapfm-pocket (TAPFM)" in text
     assert "Fine-tuned (FT) encoder with MIL aggregators" in text
     assert "peak memory, GiB" in text
@@ -286,6 +296,131 @@ def test_study_report_has_its_tables_and_the_run_with_the_best_validation_auc(tm
     assert "some/run train failed no &lt;memory&gt; tapfm train x.toml" in text
     assert "incomplete/run train failed Licence" in text
     assert written.notes == []
+
+
+def test_headline_of_a_study_marks_the_model_chosen_on_validation_not_the_best_on_test(tmp_path):
+    """One row for each model. The model that is not chosen has the higher test AUC."""
+    study = write_study(tmp_path / "study")
+    _, html = create_test_report(study, tmp_path / "report.html")
+    titles, finetune, tapfm_row = headline(html)
+    assert titles == ["Model", "Validation AUC (95% CI)", "Test AUC (95% CI)"]
+    assert finetune[0] == "tapfm-pocket + ABMIL (FT) chosen on validation, fine-tuned encoder"
+    assert tapfm_row[0] == "tapfm-pocket (TAPFM)"
+    validation, test = ([float(row[column].split()[0]) for row in (finetune, tapfm_row)] for column in (1, 2))
+    assert validation[0] > validation[1]
+    assert test[0] < test[1]
+    assert all(row[1].endswith("16 patients") and row[2].endswith("20 patients") for row in (finetune, tapfm_row))
+    text = page_text(html)
+    (chosen,) = re.findall(
+        r"Chosen on validation: (.*?)\. AUC: validation (\S+) .*?; test (\S+) .*?, 20 patients\.", text
+    )
+    assert chosen == ("tapfm-pocket + ABMIL (FT)", finetune[1].split()[0], finetune[2].split()[0])
+    assert "best of" not in text
+
+
+def test_choice_follows_validation_if_it_prefers_the_other_model(tmp_path):
+    study = write_study(tmp_path / "study", validation=(0.0, 3.0))
+    written, html = create_test_report(study, tmp_path / "report.html")
+    assert [row[0] for row in headline(html) if "chosen on validation" in row[0]] == [
+        "tapfm-pocket (TAPFM) chosen on validation"
+    ]
+    assert written.sources[1].endswith("tapfm-pocket/tapfm/cls-attention/seed0")
+    assert "not the model that is chosen" not in page_text(html)
+
+
+def test_study_tables_of_an_older_version_have_no_choice_and_a_warning(tmp_path):
+    study = write_study(tmp_path / "study")
+    lines = list(csv.reader((study / "table_binary.csv").read_text().splitlines()))
+    old = [line[: lines[0].index("validation_auc")] for line in lines]
+    slides = old[0].index("slides")
+    with (study / "table_binary.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([*line[:slides], *line[slides + 1 :]] for line in old)
+    written, html = create_test_report(study, tmp_path / "report.html")
+    assert headline(html)[0] == ["Model", "Test AUC (95% CI)"]
+    assert all(row[1].endswith("20 patients") for row in headline(html)[1:])
+    assert not any("chosen" in row[0] for row in headline(html))
+    assert any(f"tapfm study --tables --out {study}" in note for note in written.notes)
+
+
+def test_headline_of_runs_marks_the_run_chosen_on_validation(tmp_path):
+    """The first run is better on validation slides, the second one on test slides."""
+    first = write_run(tmp_path / "runs" / "first")
+    second = write_run(tmp_path / "runs" / "second", method="finetune")
+    for run, split, strength in (
+        (first, "val", 4.0),
+        (second, "val", 1.0),
+        (first, "test", 0.0),
+        (second, "test", 4.0),
+    ):
+        options = {"count": 8, "start": 200} if split == "val" else {"count": 10}
+        predictions = make_predictions(split=split, strength=strength, **options)
+        write_predictions(run / f"predictions-{split}.csv", predictions)
+    _, html = create_test_report([second, first], tmp_path / "report.html")
+    titles, *rows = headline(html)
+    assert titles == ["Model", "Validation AUC (95% CI)", "Test AUC (95% CI)"]
+    assert [row[0] for row in rows] == [
+        "second fine-tuned encoder, tapfm-pocket, cls-attention",
+        "first chosen on validation, TAPFM, tapfm-pocket, cls-attention",
+    ]
+    assert float(rows[0][2].split()[0]) > float(rows[1][2].split()[0])
+    assert rows[1][1].endswith("8 patients")
+    assert rows[1][2].endswith("10 patients")
+    assert "How the run is chosen: highest validation AUC" in page_text(html)
+
+
+def test_runs_with_different_validation_slides_have_no_choice(tmp_path):
+    first, second = (write_run(tmp_path / "runs" / name) for name in ("first", "second"))
+    text = (second / "predictions-val.csv").read_text().replace("S200", "S999")
+    (second / "predictions-val.csv").write_text(text)
+    _, html = create_test_report([first, second], tmp_path / "report.html")
+    assert not any("chosen" in row[0] for row in headline(html))
+    assert "No run is chosen, because the runs do not have the same validation slides" in page_text(html)
+
+
+def test_headline_has_a_row_for_each_target_and_counts_labelled_patients_and_slides(tmp_path):
+    targets = ("EGFR", "KRAS")
+    run = write_run(tmp_path / "runs" / "first", targets=targets)
+    slides = make_predictions(10, targets=targets)
+    slides = [
+        replace(each, patient_id=f"P{i // 2}", labels={"EGFR": i // 2 % 2, "KRAS": i // 2 % 2 if i < 8 else None})
+        for i, each in enumerate(slides)
+    ]
+    write_evaluation(tmp_path / "evaluations" / "own", run, targets=targets, cohort="own", slides=slides)
+    _, html = create_test_report(run, tmp_path / "report.html")
+    _, *rows = headline(html)
+    assert [row[0] for row in rows if len(row) == 1] == ["EGFR", "KRAS", "mean of targets"]
+    tests = [row[2] for row in rows if len(row) > 1]
+    assert [" ".join(text.split()[-4:]) for text in tests] == [
+        *("5 patients, 10 slides", "4 patients, 8 slides", "5 patients, 10 slides"),
+    ]
+
+
+def test_results_of_an_ensemble_have_their_own_row_in_the_headline(tmp_path):
+    run, other = (write_run(tmp_path / "runs" / name) for name in ("first", "second"))
+    both = write_evaluation(tmp_path / "both", run, cohort="own", slides=make_predictions(10), with_run=other)
+    about = json.loads((both / "metrics.json").read_text())
+    about["evaluation"]["model"] = "studies/folds"
+    (both / "metrics.json").write_text(json.dumps(about))
+    (both / "evaluation.json").write_text(json.dumps(about["evaluation"]))
+    _, html = create_test_report(run, tmp_path / "report.html", evaluations=(both,))
+    titles, *rows = headline(html)
+    assert titles == ["Model", "Validation AUC (95% CI)", "Test AUC (95% CI)"]
+    assert [row[0] for row in rows] == ["first TAPFM, tapfm-pocket, cls-attention", "folds not the run first"]
+    assert rows[1][1] == ""
+
+
+def test_report_names_the_weights_that_the_runs_started_from(tmp_path):
+    runs = [write_run(tmp_path / "runs" / name) for name in ("published", "own")]
+    published = find_encoder_card("tapfm-pocket").sha256
+    for run, digest, source in zip(runs, (published, "a" * 64), ("package", "local"), strict=True):
+        (environment,) = json.loads((run / "environment.json").read_text())
+        environment |= {"weights_sha256": digest, "weights": {"source": source, "file": f"{source}.safetensors"}}
+        (run / "environment.json").write_text(json.dumps([environment]))
+    text = page_text(create_test_report(runs, tmp_path / "report.html")[1])
+    assert "weights of published: published weights of tapfm-pocket yes, the same SHA-256" in text
+    assert "weights of own: file local.safetensors" in text
+    assert f"weights of own: SHA-256 {'a' * 64}" in text
+    assert f"weights of own: published weights of tapfm-pocket no, the published file has {published}" in text
 
 
 def test_study_with_missing_or_damaged_json_offers_the_command(tmp_path):
@@ -324,6 +459,10 @@ def test_study_report_shows_the_named_run_or_the_run_of_the_predictions(tmp_path
     predicted = write_prediction_folder(tmp_path / "predictions", study / "runs" / name, [("S1", None, 0.7, 1)])
     by_predictions, _ = create_test_report(study, tmp_path / "report.html", predictions=(predicted,))
     assert by_name.sources[1] == by_predictions.sources[1] == f"run {study / 'runs' / name}"
+    assert (
+        f"Shown in detail below: {name} (its evaluations or predictions were passed, not the model that is chosen on "
+        "validation)."
+    ) in page_text((tmp_path / "report.html").read_text())
     with pytest.raises(InputError, match="has no run absent") as error:
         create_test_report(study, tmp_path / "report.html", runs=("absent",))
     assert name in error.value.hint
@@ -468,6 +607,31 @@ def test_slide_that_is_evaluated_and_predicted_is_listed_once(tmp_path):
     _, html = create_test_report(run, tmp_path / "report.html")
     rows = re.findall(r'<tr data-set="(\w+)"[^>]*><th scope="row">(S000|new)</th>', html)
     assert rows == [("test", "S000"), ("predicted", "new")]
+
+
+def test_predictions_from_few_tiles_are_marked(tmp_path):
+    run = write_run(tmp_path / "runs" / "first")  # its slides have 40 or more tiles
+    slide = write_tissue_slide(tmp_path / "slide.svs")
+    write_prediction_folder(run / "predicted", run, [("new", slide, 0.7, None)])
+    _, html = create_test_report(run, tmp_path / "report.html")
+    cells = re.findall(r'<th scope="row">(\w+)</th>.*?<td>(?:positive|negative)(.*?)</td>', html)
+    warned = [(slide_id, page_text(rest)) for slide_id, rest in cells if rest]
+    assert warned == [("new", "only 4 tiles")]
+    assert "1 slide has fewer than 20 tiles" in page_text(html)
+    (caption,) = re.findall(r"<figcaption><strong>new.*?</figcaption>", html, re.DOTALL)
+    assert "only 4 tiles" in page_text(caption)
+    assert "0.5 µm per pixel" in page_text(caption)
+
+
+def test_evaluated_predictions_from_few_tiles_are_marked(tmp_path):
+    run = write_run(tmp_path / "runs" / "first")
+    table = run / "predictions-test.csv"
+    rows = read_rows(table)
+    rows[0]["tiles"] = "7"
+    write_csv(table, list(rows[0]), [list(row.values()) for row in rows])
+    _, html = create_test_report(run, tmp_path / "report.html")
+    assert html.count("only 7 tiles</span>") == 1
+    assert "1 slide has fewer than 20 tiles" in page_text(html)
 
 
 def test_heatmaps_show_slides_furthest_from_the_threshold(tmp_path):

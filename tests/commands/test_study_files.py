@@ -45,7 +45,7 @@ def folder(tmp_path_factory):
 
 def test_sections_can_be_read_back(folder, tmp_path):
     sections = read_sections_json(folder / "study.json", hint="")
-    assert [section.title for section in sections] == ["Overview", "AUC", "Convergence, time and memory"]
+    assert [section.title for section in sections] == ["Overview", "Result", "AUC", "Convergence, time and memory"]
     assert (folder / "study.md").read_text().startswith(markdown_sections("A_study", sections, FILES).rstrip())
     write_sections_json(tmp_path / "again.json", sections)
     assert read_sections_json(tmp_path / "again.json", hint="") == sections
@@ -98,9 +98,11 @@ def test_slides_and_patients_are_counted_by_split(folder):
 
 
 def test_study_without_results_has_a_report(tmp_path):
-    assert not write_fake_study(tmp_path, ()).rows
+    aucs, headline = write_fake_study(tmp_path, ())
+    assert not aucs.rows
+    assert not headline.rows
     page = (tmp_path / "study.md").read_text()
     assert "0 of 2 runs finished" in page
     assert "No results yet." in page
     assert not (tmp_path / "roc.png").exists()
-    assert len(read_sections_json(tmp_path / "study.json", hint="")) == 3
+    assert len(read_sections_json(tmp_path / "study.json", hint="")) == 4

@@ -14,7 +14,7 @@ import pytest
 from study_results import make_history, make_predictions, make_results, make_study
 
 from tapfm.errors import InputError
-from tapfm.evaluation.predictions import write_predictions
+from tapfm.evaluation.predictions import compute_scores, write_predictions
 from tapfm.results.latex import latex_table
 from tapfm.results.markdown import markdown_table
 from tapfm.results.table import cell_text, list_reasons, table_csv
@@ -31,6 +31,7 @@ from tapfm.study.forgetting import (
     forgetting_table,
     summarise_probes,
 )
+from tapfm.study.headline import build_study_headline, read_headline_rows
 from tapfm.study.probe import _cosine_distance as cosine_distance
 from tapfm.study.probe import _linear_cka as linear_cka
 from tapfm.study.probe import _predict_with_probe as predict_with_probe
@@ -49,6 +50,7 @@ from tapfm.study.stability import (
 from tapfm.study.stability import (
     _measure_history as measure_history,
 )
+from tapfm.tasks.catalog import target_kinds
 
 ORDERS = ("before", "after", "joint")
 
@@ -450,3 +452,135 @@ def test_probe_tiles_have_two_layouts_and_missing_classes_are_an_error(tmp_path)
         find_probe_tiles(tmp_path / "plain")
     with pytest.raises(InputError, match="no folder"):
         find_probe_tiles(tmp_path / "absent")
+
+
+def headline_rows(results):
+    return {row.model: row for row in read_headline_rows(csv_rows(tidy_table(compare_study(results))))}
+
+
+def test_model_is_chosen_on_validation_not_on_test():
+    study = make_study(aggregators=["abmil", "mean"])
+    results = make_results(study, (0.5, 1.0, 2.0), validation=(1.0, 2.5, 0.5), baseline=3.0)
+    comparison = compare_study(results)
+    assert comparison.chosen == {"FGFR3": "tapfm-pocket/finetune/mean"}
+    rows = headline_rows(results)
+    assert [row.chosen for row in rows.values()] == [False, True, False, False]
+    chosen = rows["tapfm-pocket + mean (FT)"]
+    expected = compute_scores(make_predictions(2.5, seed=50, count=20, split="val"), target_kinds(["FGFR3"]), "slide")
+    assert chosen.aucs["Validation"].auc.value == pytest.approx(expected.auc["FGFR3"])
+    assert chosen.aucs["Validation"].auc.low < chosen.aucs["Validation"].auc.value
+    assert (chosen.aucs["Validation"].patients, chosen.aucs["Test"].patients) == (20, 30)
+    assert "Validation" not in rows["colour baseline"].aucs
+    table = build_study_headline(list(rows.values()), with_choice=True)
+    assert [cell.rank for cell in table.rows[1].cells] == [1, 0, 1, 1]
+    assert not any(cell.rank for row in (table.rows[0], *table.rows[2:]) for cell in row.cells)
+    assert table.notes[0].startswith("Chosen on validation: tapfm-pocket + mean (FT). AUC: validation 0.")
+    assert "; test 0." in table.notes[0]
+
+
+def test_validation_auc_is_the_mean_over_seeds():
+    study = make_study(seeds=[0, 1, 2])
+    results = make_results(study, (0.5, 1.0), seeds=3, validation=(0.5, 1.0))
+    (first, _) = headline_rows(results).values()
+    aucs = [
+        compute_scores(each, target_kinds(["FGFR3"]), "slide").auc["FGFR3"]
+        for each in results.models[0].validation.values()
+    ]
+    assert len(set(aucs)) == 3
+    assert first.aucs["Validation"].auc.value == pytest.approx(sum(aucs) / 3)
+    assert first.detail == "fine-tuned encoder, mean of 3 runs"
+
+
+def test_validation_auc_of_folds_is_the_mean_over_runs_with_different_patients():
+    study = make_study(folds=[0, 1], methods=["finetune", "tapfm"])
+    models = []
+    for model, strength in zip(list_models(study), (0.5, 2.0), strict=True):
+        folds = {
+            PlannedRun(model, 0, fold).name: [
+                dataclasses.replace(each, slide_id=f"f{fold}-{each.slide_id}", patient_id=f"f{fold}-{each.patient_id}")
+                for each in make_predictions(strength, seed=fold, count=12, split="val")
+            ]
+            for fold in study.folds
+        }
+        histories = {name: make_history((1.0,)) for name in folds}
+        models.append(ModelResult(model, histories, {"test": [make_predictions(1.0)]}, folds))
+    results = StudyResults(study, StudyFolder(Path()), models, {})
+    rows = headline_rows(results)
+    assert [row.chosen for row in rows.values()] == [False, True]
+    measured = rows["tapfm-pocket (TAPFM)"].aucs["Validation"]
+    kinds = target_kinds(["FGFR3"])
+    aucs = [compute_scores(each, kinds, "slide").auc["FGFR3"] for each in models[1].validation.values()]
+    assert measured.auc.value == pytest.approx(sum(aucs) / 2)
+    assert (measured.patients, measured.auc.low) == (24, None)
+    assert "mean over folds" in measured.auc.reason
+
+
+def test_equal_validation_aucs_are_decided_by_the_validation_loss():
+    study = make_study()
+    results = make_results(study, (0.5, 1.0), validation=(1.0, 1.0))
+    assert compare_study(results).chosen == {"FGFR3": "tapfm-pocket/finetune/abmil"}, "the first without losses"
+    models = []
+    for each, loss in zip(results.models, (0.7, 0.6), strict=True):
+        histories = {name: [row | {"val_loss": loss} for row in rows] for name, rows in each.histories.items()}
+        models.append(dataclasses.replace(each, histories=histories))
+    results = dataclasses.replace(results, models=models)
+    assert compare_study(results).chosen == {"FGFR3": "tapfm-pocket/tapfm/cls-attention"}
+
+
+def test_each_target_has_its_own_choice():
+    study = make_study(targets=["EGFR", "KRAS"], task="binary")
+    models = []
+    for model, strength in zip(list_models(study), (2.0, 0.2, 0.2, 2.0), strict=True):
+        name, targets = PlannedRun(model, 0, None).name, (model.target,)
+        validation = {name: make_predictions(strength, seed=9, targets=targets, split="val")}
+        test = {"test": [make_predictions(1.0, targets=targets)]}
+        models.append(ModelResult(model, {name: make_history((1.0,))}, test, validation))
+    results = StudyResults(study, StudyFolder(Path()), models, {})
+    assert compare_study(results).chosen == {
+        "EGFR": "tapfm-pocket/finetune/abmil",
+        "KRAS": "tapfm-pocket/tapfm/cls-attention",
+    }
+    rows = read_headline_rows(csv_rows(tidy_table(compare_study(results))))
+    table = build_study_headline(rows, with_choice=True)
+    assert [row.heading for row in table.rows] == ["EGFR", "", "", "KRAS", "", ""]
+    assert [note.split(".")[0] for note in table.notes[:2]] == [
+        "Chosen on validation for EGFR: tapfm-pocket + ABMIL (FT)",
+        "Chosen on validation for KRAS: tapfm-pocket (TAPFM)",
+    ]
+
+
+def test_headline_of_several_targets_has_their_mean():
+    study = make_study(targets=["EGFR", "KRAS"])
+    results = make_results(study, (0.5, 1.0), validation=(2.0, 0.1), targets=("EGFR", "KRAS"))
+    rows = read_headline_rows(csv_rows(tidy_table(compare_study(results))))
+    assert [row.target for row in rows] == ["macro", "macro"]
+    assert [row.chosen for row in rows] == [True, False]
+
+
+def test_without_validation_slides_no_model_is_chosen():
+    study = make_study()
+    rows = read_headline_rows(csv_rows(tidy_table(compare_fake_study(study, (0.5, 1.0)))))
+    assert not any(row.chosen for row in rows)
+    notes = build_study_headline(rows, with_choice=True).notes
+    assert notes == ["No model is chosen, because there are no validation AUCs."]
+
+
+def test_a_single_model_is_described_without_a_choice():
+    study = make_study(methods=["tapfm"])
+    rows = read_headline_rows(csv_rows(tidy_table(compare_fake_study(study, (1.0,), validation=(1.0,), baseline=0.1))))
+    assert not any(row.chosen for row in rows)
+    table = build_study_headline(rows, with_choice=True)
+    assert table.notes[0].startswith("tapfm-pocket (TAPFM). AUC: validation 0.")
+    assert "hosen" not in " ".join(table.notes)
+
+
+def test_patients_and_slides_are_counted(tmp_path):
+    study = make_study(unit="patient")
+    predictions = [dataclasses.replace(each, patient_id=f"p{i // 4}") for i, each in enumerate(make_predictions(1.0))]
+    predictions = [dataclasses.replace(each, labels={"FGFR3": int(each.patient_id[1:]) % 2}) for each in predictions]
+    models = [
+        ModelResult(model, {PlannedRun(model, 0, None).name: make_history((1.0,))}, {"test": [predictions]})
+        for model in list_models(study)
+    ]
+    (row, *_) = headline_rows(StudyResults(study, StudyFolder(tmp_path), models, {})).values()
+    assert row.aucs["Test"].describe_size() == "8 patients, 30 slides"

@@ -321,6 +321,18 @@ def test_tiles_of_versions_without_edge_tiles_stay_valid(tmp_path):
     assert [row["removed_edge"] for row in read_rows(out / "summary.csv")] == ["", "3"]
 
 
+def test_slide_with_all_of_its_tissue_under_ink(tmp_path):
+    pixels = section(1000, 672, tissue=(0, 0, 1, 1))
+    pixels[:] = (30, 60, 170)
+    write_slide(tmp_path / "a.svs", pixels)
+    result = tapfm("tile", tmp_path / "a.svs", "--out", tmp_path / "tiles")
+    assert result.returncode == 3, result.stderr
+    (row,) = read_rows(tmp_path / "tiles" / "summary.csv")
+    names = ("tissue_mm2", "removed_pen", "removed_edge", "removed_edge_mm2")
+    assert [row[name] for name in names] == ["0.0", "12", "3", "0.0"]
+    assert "(0.0% of the tissue)" in result.stdout
+
+
 def test_python_function_pads_edge_tiles(tmp_path):
     cohort = write_cohort_with_edge_tiles(tmp_path / "c")
     table = tapfm_package.tile(cohort, out=tmp_path / "tiles", edge_tiles="pad", workers=0)

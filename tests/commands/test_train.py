@@ -330,18 +330,42 @@ def test_features_of_other_tools_work_for_aggregators_without_attention(workspac
     (workspace_copy / "theirs").mkdir()
     for i in range(len(SPLITS)):
         with h5py.File(workspace_copy / "theirs" / f"{case_id(i)}.h5", "w") as file:
-            file["features"] = rng.normal(size=(5, 12)).astype(np.float32)
+            file["features"] = rng.normal(size=(5, 128)).astype(np.float32)
             file["coords"] = rng.integers(0, 9, (5, 2))
     fixed = ["--set", "adaptation.method=fixed", "--set", f"tiles.features={workspace_copy / 'theirs'}"]
     result = run_train(workspace_copy, *fixed)
     assert result.returncode == 0, result.output
     assert "(CLAM) do not name their encoder" in result.output
-    assert "Check encoder.name" in result.output
     assert tapfm("export", workspace_copy / "run", "--out", workspace_copy / "out").returncode == 0
     assert "files of another tool (CLAM" in (workspace_copy / "out" / "README.md").read_text()
     result = run_train(workspace_copy, *fixed, "--set", "aggregator.name=cls-attention", out="other")
     assert result.returncode == 2
     assert "has no raw attention" in result.output
+
+
+@pytest.mark.parametrize(("size", "known"), [(384, "lunit-s16"), (12, "none")])
+def test_features_of_another_size_are_an_error(workspace_copy, size, known):
+    import h5py
+
+    for i in range(len(SPLITS)):
+        with h5py.File(workspace_copy / "features" / f"{case_id(i)}.h5", "w") as file:
+            file["features"] = np.zeros((5, size), np.float32)
+    result = run_train(workspace_copy, "--set", "adaptation.method=fixed")
+    assert result.returncode == 2
+    output = " ".join(result.output.split())
+    assert f"case-00.h5 has {size} features per tile, but tapfm-pocket (encoder.name) computes 128." in output
+    (listed,) = re.findall(r"tapfm knows (.*?)\.", output)
+    assert known in listed.split(", ")
+    assert "--encoder tapfm-pocket --out NEW_DIR" in output
+    assert not (workspace_copy / "run" / "config.toml").exists()
+
+
+def test_features_of_another_encoder_are_an_error(workspace_copy):
+    result = run_train(workspace_copy, "--set", "adaptation.method=fixed", "--set", "encoder.name=uni")
+    assert result.returncode == 2
+    output = " ".join(result.output.split())
+    assert "case-00.h5 was created with tapfm-pocket, but encoder.name is uni." in output
+    assert "--set encoder.name=tapfm-pocket" in output
 
 
 def test_features_of_two_encoders_are_an_error(workspace_copy):
@@ -353,5 +377,3 @@ def test_features_of_two_encoders_are_an_error(workspace_copy):
     assert result.returncode == 2
     assert "not all created with the same encoder" in result.output
     assert "case-03" in result.output
-    result = run_train(workspace_copy, "--set", "adaptation.method=fixed", "--set", "encoder.name=uni")
-    assert result.returncode == 2

@@ -8,7 +8,7 @@ from slide_files import section, write_slide
 SLIDES = [f"case-{number:02}" for number in range(10)]
 SPLITS = ["train"] * 4 + ["val"] * 2 + ["test"] * 4
 POSITIONS = np.array([[0, 0], [224, 0], [0, 224], [224, 224]])
-FEATURE_SIZE = 16
+FEATURE_SIZE = 128  # of tapfm-pocket
 
 
 def write_h5(path, datasets, attributes=None, file_attributes=None):

@@ -59,7 +59,7 @@ def test_tables_documented_as_unsupported_are_rejected(other_tools, table):
     assert "no column with slides" in result.stderr
 
 
-def test_the_documented_warning_about_a_wrong_encoder_is_printed(other_tools, monkeypatch):
+def test_the_documented_line_about_the_encoder_is_printed(other_tools, monkeypatch):
     monkeypatch.chdir(other_tools)
     assert tapfm("split", "clam/dataset.csv", "--slides", "slides", "--out", "again.csv").returncode == 0
     options = ("--tiles", "clam", "--encoder", "tapfm-pocket", "--out", "again.toml")
@@ -67,8 +67,11 @@ def test_the_documented_warning_about_a_wrong_encoder_is_printed(other_tools, mo
     command = "train again.toml --out runs/again --set adaptation.method=fixed --set tiles.features=stamp/uni-abcdef12"
     stderr = join_lines(run(command).stderr)
     page = (HOW_TO / "bring-other-tools-files.md").read_text()
-    (warning,) = re.findall(r"    (The feature files \(STAMP\).*?)\n\n", page, re.DOTALL)
-    assert join_lines(warning) in stderr
+    (line,) = re.findall(r"    (The feature files \(STAMP\).*?)\n\n", page, re.DOTALL)
+    assert join_lines(line) in stderr
+    wrong = run(f"{command} --set encoder.name=phikon --out runs/wrong")
+    assert wrong.returncode == 2
+    assert "128 features per tile" in join_lines(wrong.stderr)
     rejected = run(f"{command} --set aggregator.name=cls-attention --out runs/rejected")
     assert rejected.returncode == 2
     assert "attention" in rejected.stderr

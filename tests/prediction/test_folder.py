@@ -52,6 +52,26 @@ def test_slide_json_can_be_read_back(tmp_path):
     assert [layer.column for layer in read.layers] == ["contribution.A", "contribution.B", "weight", "attention"]
 
 
+@pytest.mark.parametrize(
+    ("tiles", "warning"), [(1, "only 1 tile"), (7, "only 7 tiles"), (19, "only 19 tiles"), (20, ""), (300, "")]
+)
+def test_slide_json_has_a_warning_for_fewer_than_20_tiles(tmp_path, tiles, warning):
+    slide = replace(build_prediction(tmp_path), tiles=tiles)
+    slide.write(tmp_path)
+    assert slide.warning == json.loads((tmp_path / "slide.json").read_text())["warning"] == warning
+    assert PredictedSlide.read(tmp_path) == slide
+
+
+def test_slide_json_without_the_source_of_the_scale_can_be_read(tmp_path):
+    slide = build_prediction(tmp_path)
+    slide.write(tmp_path)
+    stored = json.loads((tmp_path / "slide.json").read_text())
+    assert stored.pop("mpp_source") is None
+    del stored["warning"]
+    (tmp_path / "slide.json").write_text(json.dumps(stored))  # as written by an earlier version
+    assert PredictedSlide.read(tmp_path) == slide
+
+
 def test_tile_tables_can_be_read_back_and_are_deterministic(tmp_path):
     for name in ("first", "second"):
         write_tile_table(tmp_path / name, table())

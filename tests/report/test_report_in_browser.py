@@ -11,6 +11,7 @@ from report_folders import (
     write_evaluation,
     write_prediction_folder,
     write_run,
+    write_study,
     write_tissue_slide,
 )
 
@@ -147,27 +148,83 @@ def test_theme_follows_the_system_and_the_button(chromium, report_url):
         assert background_colour(page) == "rgb(255, 255, 255)"  # print always uses the light theme
 
 
-def test_on_a_phone_only_tables_scroll_sideways(chromium, report_url):
+@pytest.fixture(scope="module", params=["run", "study", "runs"])
+def any_report_url(request, report_url, tmp_path_factory):
+    """URL of the report of a run, a study and several runs."""
+    folder = tmp_path_factory.mktemp("reports")
+    if request.param == "run":
+        return report_url
+    if request.param == "study":
+        source = write_study(folder / "study")
+        (run,) = (source / "runs").glob("*/tapfm/*/*")
+        prediction = ("TCGA-XX-A123-01Z-00-DX1.00000000-0000-0000-0000-000000000000", None, 0.7, 1)
+        options = {"predictions": (write_prediction_folder(folder / "predictions", run, [prediction]),)}
+    else:
+        names = ("tapfm-pocket/tapfm/cls-attention/seed0", "tapfm-pocket/finetune/abmil/seed0")
+        source = [write_run(folder / "runs" / name) for name in names]
+        options = {}
+    written, _ = create_test_report(source, folder / "report.html", **options)
+    return written.path.as_uri()
+
+
+# Elements beyond the screen, table cells that are hidden or not wide enough, and tables that scroll sideways.
+FIND_CUT_OFF = """() => {
+    const describe = (each) => each.outerHTML.slice(0, 120);
+    const visible = (each) => each.getClientRects().length > 0;
+    const beyond = [...document.querySelectorAll("body *")].filter((each) => visible(each)
+        && (!each.closest("svg") || each.matches("svg, text"))
+        && (each.getBoundingClientRect().right > innerWidth + 1 || each.getBoundingClientRect().left < -1)
+        && !each.matches(".skip"));
+    const clipped = [...document.querySelectorAll("table, tr, th, td, td > span, .scroll, pre")].filter((each) =>
+        visible(each) && each.scrollWidth > each.clientWidth + 1 && getComputedStyle(each).display !== "inline");
+    const hidden = [...document.querySelectorAll("tbody tr")].filter(visible)
+        .flatMap((row) => [...row.cells].filter((cell) => cell.textContent.trim() && !visible(cell)));
+    return [...beyond, ...clipped, ...hidden].map(describe);
+}"""
+
+
+@pytest.mark.parametrize("width", [360, 390])
+def test_on_a_phone_nothing_is_cut_off(chromium, any_report_url, width):
+    with open_checked_page(chromium, **PHONE | {"viewport": {"width": width, "height": 740}}) as page:
+        page.goto(any_report_url)
+        page.evaluate("for (const each of document.querySelectorAll('details.collapsible')) each.open = true")
+        assert page.evaluate(FIND_CUT_OFF) == []
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.locator("#slide-table td").first.is_visible()
+
+
+def test_on_a_phone_each_value_has_the_title_of_its_column(chromium, any_report_url):
+    """The header of a wide table is not shown there, so the label next to the value must be the same."""
+    with open_checked_page(chromium, **PHONE) as page:
+        page.goto(any_report_url)
+        wrong = page.evaluate("""() => [...document.querySelectorAll(".stacks table")].flatMap((table) => {
+            const titles = [...[...table.tHead.rows].at(-1).cells].map((each) => each.textContent);
+            return [...table.tBodies[0].rows].flatMap((row) => [...row.cells].slice(1))
+                .filter((cell) => cell.textContent && (!cell.dataset.label.endsWith(titles[cell.cellIndex].trim())
+                    || !getComputedStyle(cell, "::before").content.includes(cell.dataset.label)))
+                .map((cell) => cell.outerHTML);
+        })""")
+        assert wrong == []
+        assert page.locator(".headline .stacks, .headline td").count() > 0
+
+
+def test_slides_can_be_sorted_and_the_contents_closed_on_a_phone(chromium, report_url):
     with open_checked_page(chromium, **PHONE) as page:
         page.goto(report_url)
-        collapsed = page.locator("details.collapsible:not([open]) > summary")
-        while collapsed.count():
-            collapsed.first.click()
-        too_wide = page.evaluate(
-            """() => [...document.querySelectorAll("main *")].filter((each) =>
-                each.getBoundingClientRect().right > innerWidth + 1 && !each.closest(".scroll, pre, svg"))
-                .map((each) => each.outerHTML.slice(0, 80))"""
-        )
-        assert too_wide == []
-        assert page.evaluate("document.documentElement.scrollWidth") == 360
-        table = page.locator(".scroll.tall")
-        assert table.evaluate("each => each.scrollWidth > each.clientWidth")
+        page.get_by_role("columnheader", name="Probability").get_by_role("button").click()
+        values = [float(each) for each in page.locator(f"{MATCHING_ROWS} > [data-label=Probability]").all_inner_texts()]
+        assert values == sorted(values, reverse=True)
         contents = page.locator(".contents details")
         assert contents.get_attribute("open") is None
         contents.locator("summary").click()
         contents.get_by_role("link", name="Training").click()
         assert page.url.endswith("#training")
         assert contents.get_attribute("open") is None
+
+
+def test_the_headline_fits_a_desktop_screen(page, any_report_url):
+    page.goto(any_report_url)
+    assert page.locator(".headline .scroll").evaluate("each => each.scrollWidth - each.clientWidth") <= 0
 
 
 def test_print_expands_all_sections_and_hides_controls(page, report_url):

@@ -66,6 +66,31 @@ def test_unknown_or_implausible_scale_is_an_error(in_file, objective, message):
 
 
 @pytest.mark.parametrize(
+    ("in_file", "objective", "in_table", "mpp", "source", "warned"),
+    [
+        (None, None, None, 0.25, "--mpp", False),
+        (None, None, 1.0, 1.0, "cohort table", False),
+        (0.5, None, None, 0.5, "file", False),
+        (None, 20, None, 0.5, "objective", True),  # an estimate of this slide
+        (0.00499, None, None, 0.25, "--mpp", True),
+        (0.5, 40, None, 0.25, "--mpp", True),  # contradictory metadata
+        (None, 2, None, 0.25, "--mpp", True),  # an implausible power contradicts nothing, but differs
+        (2.5, 36, None, 0.25, "--mpp", True),
+    ],
+)
+def test_option_replaces_only_a_missing_or_implausible_scale(in_file, objective, in_table, mpp, source, warned):
+    scale = resolve_scale(make_metadata(in_file, objective), in_table, 0.25)
+    assert (scale.mpp, scale.source, bool(scale.warnings)) == (mpp, source, warned)
+
+
+@pytest.mark.parametrize(("in_file", "objective"), [(0.00499, 20), (0.25, 20)])
+def test_option_that_contradicts_the_objective_power_is_an_error(in_file, objective):
+    with pytest.raises(ScaleError, match=r"20x usually means 0\.5") as error:
+        resolve_scale(make_metadata(in_file, objective), None, 0.25)
+    assert "column `mpp`" in error.value.hint
+
+
+@pytest.mark.parametrize(
     ("mpp", "rejected"), [(0.25 * 1.69, False), (0.25 * 1.71, True), (0.25 / 1.69, False), (0.25 / 1.71, True)]
 )
 def test_mpp_and_objective_contradict_above_a_ratio_of_1_7(mpp, rejected):

@@ -8,7 +8,8 @@ from tapfm.cohort.cohort_table import Cohort, SlideRow
 from tapfm.cohort.table_options import DEFAULT_TABLE_OPTIONS, TableOptions
 from tapfm.errors import CohortError, InputError, LabelError
 from tapfm.tasks.catalog import class_texts, target_kinds
-from tapfm.tasks.label_columns import TargetRequest, find_target_candidates, find_target_kinds, parse_class_options
+from tapfm.tasks.label_columns import TargetRequest, find_target_kinds, parse_class_options
+from tapfm.tasks.label_columns import _find_target_candidates as find_target_candidates
 from tapfm.tasks.labels import (
     check_training_labels,
     patient_strata,

@@ -67,6 +67,14 @@ def test_a_slide_has_size_scale_and_layers(client):
     assert data["notes"] == []
 
 
+def test_a_prediction_from_few_tiles_has_a_warning(tmp_path):
+    path = write_slide(tmp_path / "slide.svs", section(450, 350), aperio=False, downsamples=(1,))
+    write_predicted_slide(tmp_path / "predicted", path, "few")
+    with viewer_client(tmp_path / "predicted") as client:
+        (slide,) = client.get("/api/collection").json()["slides"]
+        assert (slide["tiles"], slide["warning"]) == (12, "only 12 tiles")
+
+
 @pytest.mark.parametrize("index", [(0, 0), (1, 0), (2, 1), (0, 1)])
 def test_images_of_the_last_level_have_the_pixels_of_the_slide(client, predicted, index):
     column, row = index

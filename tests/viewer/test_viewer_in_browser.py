@@ -132,6 +132,19 @@ def test_the_first_slide_opens_with_its_heatmap(page, address):  # noqa: F811
     assert blue > red + 80
 
 
+def test_a_prediction_from_few_tiles_shows_a_warning(serve, page, tmp_path):  # noqa: F811
+    for name, width_px in (("few", 450), ("many", 1300)):
+        path = write_slide(tmp_path / f"{name}.svs", section(width_px, 350), aperio=False, downsamples=(1,))
+        write_predicted_slide(tmp_path / "predicted", path, name)
+    open_viewer(page, serve(tmp_path / "predicted"))
+    assert page.locator("#slide-name").inner_text() == "few"
+    assert page.locator("#prediction-warning").inner_text() == "only 12 tiles"
+    assert page.locator("#slide-list .warning").all_inner_texts() == ["only 12 tiles"]
+    page.locator("#slide-list").get_by_text("many").click()
+    page.wait_for_function("() => document.getElementById('slide-name').textContent === 'many'")
+    page.wait_for_function("() => document.getElementById('prediction-warning').textContent === ''")
+
+
 def test_a_tile_of_the_heatmap_covers_exactly_its_pixels(serve, page, tmp_path):  # noqa: F811
     path = write_scn(tmp_path / "padded.scn", [(512, 256, section(700, 600))], (2048, 1536))
     write_predicted_slide(tmp_path / "predicted", path, "padded")

@@ -17,7 +17,7 @@ from tapfm.adaptation.trainer import TrainingSettings
 from tapfm.adaptation.two_graph import AdaptationSettings
 from tapfm.aggregators.catalog import find_aggregator_card
 from tapfm.config.settings import RunConfig
-from tapfm.encoders.catalog import find_encoder_card
+from tapfm.encoders.catalog import find_encoder_card, load_encoder_cards
 from tapfm.encoders.features import FeatureMetadata
 from tapfm.encoders.precision import can_compile_on_gpu
 from tapfm.encoders.vit import VitEncoder
@@ -139,7 +139,8 @@ def _check_stored_features(config: RunConfig, data: RunData) -> FeatureMetadata:
     """Return the metadata of the feature files.
 
     Raises `InputError` if the files differ in encoder, weights, precision or feature size, if tapfm created them with
-    another encoder than the configured one, or if they lack what the aggregator needs.
+    another encoder than the configured one, if their size is not that of this encoder, or if they lack what the
+    aggregator needs.
     """
     slides_by_source: dict[tuple[object, ...], list[RunSlide]] = {}
     aggregator = find_aggregator_card(config.aggregator.name)
@@ -175,13 +176,25 @@ def _check_stored_features(config: RunConfig, data: RunData) -> FeatureMetadata:
             + "\n  ".join(groups),
             hint="Create them again: tapfm embed COHORT.csv --tiles DIR --encoder NAME --out NEW_DIR",
         )
-    assert slide.features is not None
-    metadata = slide.features.metadata
-    configured = find_encoder_card(config.encoder.name).key
-    if metadata.origin == "tapfm" and metadata.encoder not in (None, configured):  # other tools use other encoder names
+    first = data.slides[0].features
+    assert first is not None
+    path, metadata = first.path, first.metadata
+    card = find_encoder_card(config.encoder.name)
+    if metadata.origin == "tapfm" and metadata.encoder not in (None, card.key):  # other tools use other encoder names
         raise InputError(
-            f"The features were created with {metadata.encoder}, but encoder.name is {configured}.",
+            f"{path} was created with {metadata.encoder}, but encoder.name is {card.key}.",
             hint=f"Use the encoder of the features: --set encoder.name={metadata.encoder}",
+        )
+    if metadata.size != card.feature_size:
+        named = f" (its encoder: {metadata.encoder})" if metadata.encoder else ""
+        same_size = [each.key for each in load_encoder_cards().values() if each.feature_size == metadata.size]
+        raise InputError(
+            f"{path}{named} has {metadata.size:,} features per tile, but {card.name} (encoder.name) computes "
+            f"{card.feature_size:,}.",
+            hint=f"Set encoder.name to the encoder of the features. With {metadata.size:,} features per tile, tapfm "
+            f"knows {', '.join(same_size) or 'none'}.\n"
+            f"Or create features of {card.name}: "
+            f"tapfm embed COHORT.csv --tiles DIR --encoder {card.key} --out NEW_DIR",
         )
     return metadata
 

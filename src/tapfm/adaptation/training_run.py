@@ -298,13 +298,7 @@ def _foreign_feature_warnings(config: RunConfig, data: RunData) -> list[str]:
         return []
     metadata, card = features.metadata, find_encoder_card(config.encoder.name)
     named = f"name the encoder '{metadata.encoder}'" if metadata.encoder else "do not name their encoder"
-    line = f"The feature files ({metadata.origin}) {named}. They are used as features of {card.name} (encoder.name)."
-    if metadata.size != card.feature_size:
-        line += (
-            f" Check encoder.name: {card.name} has {card.feature_size:,} features per tile, but these files have "
-            f"{metadata.size:,}."
-        )
-    return [line]
+    return [f"The feature files ({metadata.origin}) {named}. They are used as features of {card.name} (encoder.name)."]
 
 
 def _print_best_epoch(progress: RunProgress, config: RunConfig, console: Console) -> None:

@@ -61,10 +61,10 @@ def _describe_edge_tiles(records: Sequence[TilingRecord]) -> Iterator[str]:
     known = [record for record in records if record.removed_edge is not None]
     if removed := sum(record.removed_edge or 0 for record in known):
         tissue_mm2 = sum(record.tissue_mm2 or 0 for record in known)
-        removed_mm2 = sum(record.removed_edge_mm2 or 0 for record in known)
+        fraction = sum(record.removed_edge_mm2 or 0 for record in known) / tissue_mm2 if tissue_mm2 else 0
         yield (
             f"Not included: {format_count(removed, 'tile')} with tissue at the right or bottom edge "
-            f"({removed_mm2 / tissue_mm2:.1%} of the tissue). To keep them: --edge-tiles pad"
+            f"({fraction:.1%} of the tissue). To keep them: --edge-tiles pad"
         )
 
 

@@ -51,7 +51,7 @@ class SlideRow:
     labels: Mapping[str, str] = field(default_factory=dict)  # text of the cells; parsed by the task
     folds: Mapping[str, str] = field(default_factory=dict)  # text of the columns fold_0, fold_1, ...
     row: int = 0  # number in the table; the header is row 1
-    missing: str = ""  # why there is no slide file; empty if there is one
+    missing: str = ""  # why the slide file is missing; empty if there is one
     has_patient: bool = True  # False: the table names no patient, and patient_id is the slide_id
 
     def check_file(self) -> None:
@@ -330,7 +330,7 @@ def _parse_row(
     if "patient_id" in given and cohort.is_missing(patient_id):
         patient_id = ""
     problems += [_spreadsheet_error(number, columns, role, text) for role, text in slides.items() if _is_error(text)]
-    path, missing, problem = find_slide_path(number, slides.get("path", ""), slide_name, cohort_folder(cohort), finder)
+    path, missing, problem = find_slide_path(number, slides.get("path", ""), slide_name, _cohort_folder(cohort), finder)
     if problem:
         problems.append(TableProblem(problem, (number,)))
     split = given.get("split", "")
@@ -349,7 +349,7 @@ def _parse_row(
     )
 
 
-def cohort_folder(cohort: Cohort) -> Path:
+def _cohort_folder(cohort: Cohort) -> Path:
     """Return the folder that relative paths of the table refer to."""
     return cohort.table_path.parent if cohort.table_path is not None else Path()
 

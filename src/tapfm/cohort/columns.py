@@ -105,18 +105,18 @@ def find_columns(
     )
     if others := [role for role, name in by_role.items() if name == chosen and role != "slide_id"]:
         patient_problems.append(_column_with_two_meanings(chosen, _describe_role(others[0])))
-    elif parse_fold_column(chosen):
+    elif _parse_fold_column(chosen):
         patient_problems.append(_column_with_two_meanings(chosen, "a fold"))
     if chosen:
         by_role["patient_id"] = chosen
-    folds = {fold: name for name in columns if (fold := parse_fold_column(name))}
-    if len(folds) < sum(parse_fold_column(name) is not None for name in columns):
+    folds = {fold: name for name in columns if (fold := _parse_fold_column(name))}
+    if len(folds) < sum(_parse_fold_column(name) is not None for name in columns):
         problems.append(TableProblem("several columns have the same fold number", hint="Remove all but one of them."))
     used = {*by_role.values(), *candidates["patient_id"]}
     normalised = {normalise_column_name(name) for name in columns}
     return TableColumns(
         by_role,
-        tuple(name for name in columns if name and name not in used and parse_fold_column(name) is None),
+        tuple(name for name in columns if name and name not in used and _parse_fold_column(name) is None),
         folds,
         next((layout for layout, required in _LAYOUTS.items() if normalised.issuperset(required)), "table"),
         tuple(notes + patient_notes),
@@ -191,7 +191,7 @@ def list_columns(columns: Sequence[str]) -> str:
     return ", ".join(columns[:_MAX_LISTED]) + more
 
 
-def parse_fold_column(name: str) -> str | None:
+def _parse_fold_column(name: str) -> str | None:
     """Return the normalised name of a fold column, such as fold_0; None for other columns."""
     match = re.fullmatch(r"fold[_ .-]?(\d{1,6})", name.strip(), re.IGNORECASE | re.ASCII)
     return f"fold_{int(match[1])}" if match else None

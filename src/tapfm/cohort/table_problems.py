@@ -23,10 +23,10 @@ class TableProblem:
     hint: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        return f"{format_rows(self.rows)}: {self.text}" if self.rows else self.text
+        return f"{_format_rows(self.rows)}: {self.text}" if self.rows else self.text
 
 
-def format_rows(rows: Sequence[int]) -> str:
+def _format_rows(rows: Sequence[int]) -> str:
     """Return row numbers as text, such as "row 3", "rows 3 and 5" or "rows 3, 5, 6 and 10 more"."""
     if len(rows) == 1:
         return f"row {rows[0]}"

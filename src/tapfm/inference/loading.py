@@ -141,6 +141,8 @@ def _check_features_match(saved: SavedModel, slides: Sequence[RunSlide]) -> None
         own_weights = ""
         if metadata.size != aggregator["feature_size"]:
             problem = f"has features of size {metadata.size}, but the model needs {aggregator['feature_size']}"
+        elif metadata.origin == "tapfm" and metadata.encoder not in (None, saved.card.key):
+            problem = f"was created with {metadata.encoder}, but the model needs features of {saved.card.key}"
         elif metadata.weights_sha256 and encoder["base_weights_sha256"] not in (None, metadata.weights_sha256):
             problem = f"was created with different weights of {encoder['name']} than the model was trained with"
             own_weights = ", and --weights FILE if the model was trained with your own weights file"

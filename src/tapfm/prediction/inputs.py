@@ -214,10 +214,10 @@ def find_or_create_tiles(
 def describe_mpp_option(mpp: float, sources: Sequence[str | None]) -> str:
     """Return for how many slides --mpp is used, and where the others have their scale from."""
     used, total = sources.count(MPP_OPTION), format_count(len(sources), "slide")
-    others = Counter(each for each in sources if each and each != MPP_OPTION)
+    others = Counter(each or "tiles" for each in sources if each != MPP_OPTION)
     counts = ", ".join(f"{count:,} from the {source}" for source, count in others.items())
     if not used:
-        return f"{MPP_OPTION} {mpp:g} is used for none of {total}: they have a scale ({counts})."
+        return f"{MPP_OPTION} {mpp:g} is used for none of {total}; they keep their scale: {counts}."
     kept = f" The others keep their scale: {counts}." if others else ""
     return f"{MPP_OPTION} {mpp:g} is used for {used:,} of {total}, without a usable scale of their own.{kept}"
 
@@ -238,7 +238,8 @@ def adapt_hint(hint: str, mpp: float | None) -> str:
     """If a hint is about a slide without a usable scale, add the option --mpp."""
     if hint != SCALE_HINT or mpp is not None:
         return hint
-    return f"If all such slides have the same scale, pass it, for example {MPP_OPTION} 0.25. Otherwise: {hint}"
+    same = f"If all such slides have the same scale, add it to the command, for example {MPP_OPTION} 0.25 --resume. "
+    return f"{same}Otherwise: {hint}"
 
 
 def _explain_tiling_options(hint: str) -> str:

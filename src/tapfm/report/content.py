@@ -44,8 +44,8 @@ class PredictionRow:
     label: str  # empty if unknown
     outcome: str  # correct, false positive, false negative; empty if the call or the label is missing
     tiles: int
-    warning: str  # why the prediction is unreliable, or empty
     model: str = ""
+    warning: str = ""  # why the prediction is unreliable
 
     @property
     def is_wrong(self) -> bool:

@@ -190,7 +190,7 @@ def _draw_heatmap(
         predicted.slide_id,
         chosen.target,
         chosen.outcome,
-        [_describe_prediction(prediction, predicted.kinds[chosen.target])],
+        [_describe_prediction(prediction, predicted.kinds[chosen.target]), _describe_mpp(predicted)],
         images=[],
         is_wrong=chosen.is_wrong,
         warning=predicted.warning,
@@ -217,6 +217,11 @@ def _describe_prediction(prediction: TargetPrediction, kind: TargetKind) -> str:
     text += "" if prediction.threshold is None else f", threshold {format_number(prediction.threshold)}"
     text += "" if prediction.label is None else f", label {kind.describe_label(prediction.label)}"
     return text
+
+
+def _describe_mpp(predicted: PredictedSlide) -> str:
+    source = "" if predicted.mpp_source is None else f" (from {predicted.mpp_source})"
+    return f"{predicted.mpp:.4g} µm per pixel{source}"
 
 
 def _describe_scale(scale: ColourScale, tiles: int) -> str:

@@ -103,7 +103,7 @@ def select_runs(
         ]
         if passed:
             others = of_chosen_models and not any(run in of_chosen_models for run in passed)
-            reasons = ["selected by --run" if names else "with the passed evaluations or predictions"]
+            reasons = ["selected by --run" if names else "its evaluations or predictions were passed"]
             return passed, ", ".join([*reasons, *(["not the model that is chosen on validation"] if others else [])])
     best: dict[tuple[str, ...], ReportedRun] = {}
     for run in of_chosen_models or study.finished_runs:

@@ -80,7 +80,7 @@ def find_target_kinds(
     return kinds, problems
 
 
-def find_target_candidates(cohort: Cohort) -> list[str]:
+def _find_target_candidates(cohort: Cohort) -> list[str]:
     """Return the columns that may be meant as a binary target: with 0 and 1, or almost only with two values."""
     found = []
     for name in cohort.label_names:
@@ -97,7 +97,7 @@ def has_number_labels(cohort: Cohort, target: str) -> bool:
     return bool(values := _group_by_value(cohort, target)) and values.keys() <= _NUMBERS
 
 
-def describe_label_columns(cohort: Cohort, names: Iterable[str] | None = None) -> list[str]:
+def _describe_label_columns(cohort: Cohort, names: Iterable[str] | None = None) -> list[str]:
     """Return one line per label column: its values, or how many different ones it has."""
     return [f"{name}: {_describe_values(cohort, name)}" for name in names or cohort.label_names]
 
@@ -123,12 +123,12 @@ def _choose_targets(
         return request.targets, [TableProblem(f"the target '{repeated[0]}' is named twice")]
     if request.targets:
         return request.targets, []
-    candidates = find_target_candidates(cohort)
+    candidates = _find_target_candidates(cohort)
     if len(candidates) == 1 and _group_by_value(cohort, candidates[0]).keys() >= _NUMBERS:
         return tuple(candidates), []
     if not cohort.rows:
         return (), []  # that is a problem of the table
-    columns = describe_label_columns(cohort, candidates or cohort.label_names) or ["the table has no label column"]
+    columns = _describe_label_columns(cohort, candidates or cohort.label_names) or ["the table has no label column"]
     what = "no column can be the target, because none has two classes"
     if candidates:
         what = f"{len(candidates)} columns can be the target"

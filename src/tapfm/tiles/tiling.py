@@ -134,21 +134,21 @@ def tile_slide(
         warnings.append(f"{mpp:.4g} um per pixel is coarser than the requested {spec.mpp:g}; tiles are enlarged")
     warnings += _removal_warnings(statuses)
     tissue = tissue & ~pen
-    removed_at_edge = tissue & _find_edge_pixels(thumbnail, positions, statuses == TileStatus.EDGE, at_edge, side_px0)
+    removed_at_edge = tissue & _find_removed_edge(thumbnail, positions, statuses == TileStatus.EDGE, side_px0)
     tissue_mm2, removed_edge_mm2 = (float(each.sum()) * thumbnail_mpp**2 / 1e6 for each in (tissue, removed_at_edge))
     return TiledSlide(positions, statuses, side_px0, tissue, thumbnail, tissue_mm2, removed_edge_mm2, tuple(warnings))
 
 
-def _find_edge_pixels(thumbnail: Thumbnail, positions: Positions, chosen: Mask, at_edge: Mask, side_px0: int) -> Mask:
-    """Return a mask of the thumbnail pixels in the chosen edge tiles, without those in complete tiles of the grid."""
+def _find_removed_edge(thumbnail: Thumbnail, positions: Positions, removed: Mask, side_px0: int) -> Mask:
+    """Return a mask of the thumbnail pixels in the removed edge tiles, without those in other tiles of the grid."""
     mask = np.zeros(thumbnail.pixels.shape[:2], bool)
     corner, step = (thumbnail.box.x_px0, thumbnail.box.y_px0), thumbnail.downsample
     starts = np.rint((positions - corner) / step).astype(int)
     ends = np.rint((positions + side_px0 - corner) / step).astype(int)
-    for (left, top), (right, bottom) in zip(starts[chosen].tolist(), ends[chosen].tolist(), strict=True):
+    for (left, top), (right, bottom) in zip(starts[removed].tolist(), ends[removed].tolist(), strict=True):
         mask[top:bottom, left:right] = True
-    if not at_edge.all():
-        right, bottom = ends[~at_edge].max(axis=0).tolist()
+    if not removed.all():
+        right, bottom = ends[~removed].max(axis=0).tolist()
         mask[:bottom, :right] = False
     return mask
 
@@ -171,8 +171,8 @@ def _mark_blurred_tiles(
             statuses[block[detect_blur(tiles)]] = TileStatus.BLUR
 
     def mark_edge_tile(tile: int) -> None:
-        x, y = positions[tile].tolist()
-        pixels = _read_or_none(slide, x, y, side_px0, focus_px)
+        x_px0, y_px0 = positions[tile].tolist()
+        pixels = _read_or_none(slide, x_px0, y_px0, side_px0, focus_px)
         if pixels is None:
             statuses[tile] = TileStatus.UNREADABLE
             return
