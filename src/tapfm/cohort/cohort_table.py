@@ -15,7 +15,6 @@ from functools import cached_property
 from pathlib import Path
 
 from tapfm.cohort.columns import (
-    PATIENT_COLUMN_EXAMPLES,
     SLIDE_COLUMN_EXAMPLES,
     TableColumns,
     find_columns,
@@ -23,23 +22,19 @@ from tapfm.cohort.columns import (
     normalise_column_name,
 )
 from tapfm.cohort.file_copies import find_copies
-from tapfm.cohort.patients import (
-    describe_shared_ids,
-    describe_similar_patients,
-    find_patients_in_ids,
-    find_similar_patients,
-)
+from tapfm.cohort.patients import describe_doubtful_patients
 from tapfm.cohort.slide_search import SlideFinder, find_slide_path, slide_id_from_name
 from tapfm.cohort.table_files import TABLE_SUFFIXES, TextTable, read_text_table
 from tapfm.cohort.table_layouts import add_clam_splits, join_clini
 from tapfm.cohort.table_options import DEFAULT_TABLE_OPTIONS, TableOptions
 from tapfm.cohort.table_problems import TableProblem, raise_problems
-from tapfm.errors import CohortError
+from tapfm.errors import CohortError, UnreadableSlideError
 from tapfm.runtime.messages import format_count
 from tapfm.slides.opening import SLIDE_SUFFIXES, find_slides
 from tapfm.slides.readers.parsing import parse_positive_number
 
 _MAX_ID_BYTES = 200
+_MISSING_FILE_HINT = "Paths are relative to the folder of the table; pass --slides FOLDER to search another folder."
 _SLIDE_ROLES = ("slide_id", "path")
 
 
@@ -58,6 +53,11 @@ class SlideRow:
     row: int = 0  # number in the table; the header is row 1
     missing: str = ""  # why the slide file is missing; empty if there is one
     has_patient: bool = True  # False: the table names no patient, and patient_id is the slide_id
+
+    def check_file(self) -> None:
+        """Raise UnreadableSlideError if the table was read without finding the slide file."""
+        if self.missing:
+            raise UnreadableSlideError(f"{self.missing}.", hint=_MISSING_FILE_HINT)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,9 @@ class Cohort:
         if not missing:
             return ""
         first, count = missing[0], f"{len(missing):,} of {len(self):,} slide files were not found"
-        search = "" if self.options.slides else " To search another folder: --slides FOLDER"
+        search = (
+            "" if self.options.slides else " To search another folder: --slides FOLDER (in RUN.toml: cohort.slides)"
+        )
         return f"{count}, for example {first.slide_id} ({first.missing}).{search}"
 
     @property
@@ -146,9 +148,6 @@ def read_cohort(source: Path, options: TableOptions = DEFAULT_TABLE_OPTIONS, *, 
         missing = [TableProblem(row.missing, (row.row,), _MISSING_FILE_HINT) for row in cohort.rows if row.missing]
         raise_problems(source, problems, missing)
     return cohort
-
-
-_MISSING_FILE_HINT = "Paths are relative to the folder of the table; pass --slides FOLDER to search another folder."
 
 
 def read_source_table(source: Path, options: TableOptions) -> TextTable:
@@ -286,22 +285,7 @@ def _check_patients(
                 )
             ]
         return (), problems
-    warnings = []
-    own_patients = not column or all(slide_id == patient for slide_id, patient in patients.items())
-    if own_patients:
-        found = f"The column '{column}' repeats the slide ids" if column else "No column of patients"
-        warnings.append(
-            f"{found}: every slide counts as its own patient. If a patient has several slides, they can be in training "
-            "and in test, and the test results are too good. Name the column with --patient-column NAME, or pass "
-            "--slides-are-patients if every slide is from another patient. Recognised names: "
-            f"{PATIENT_COLUMN_EXAMPLES}. Columns of the table: {list_columns(all_columns)}."
-        )
-    kind, groups = find_patients_in_ids(patients, has_patient_column=not own_patients)
-    if groups:
-        warnings.append(describe_shared_ids(kind, groups) + _NOT_MERGED)
-    elif similar := find_similar_patients(patients.values()):
-        warnings.append(describe_similar_patients(similar) + _NOT_MERGED)
-    return tuple(warnings), problems
+    return describe_doubtful_patients(patients, column, all_columns), problems
 
 
 def _is_error(text: str) -> bool:
@@ -312,9 +296,6 @@ def _is_error(text: str) -> bool:
 def _spreadsheet_error(number: int, columns: TableColumns, role: str, text: str) -> TableProblem:
     problem = f"'{text}' in column '{columns.by_role[role]}' is an error of a spreadsheet"
     return TableProblem(problem, (number,), "Correct the formula of this cell.")
-
-
-_NOT_MERGED = " They are not merged: check the patients."
 
 
 def _parse_row(

@@ -62,6 +62,7 @@ def collect_slides(sources: Sequence[Path], options: TableOptions) -> list[Slide
 def _inspect_slide(row: SlideRow) -> InspectedSlide:
     unknown = InspectedSlide(row.slide_id, str(row.path))
     try:
+        row.check_file()
         slide = open_slide(row.path)
     except SlideError as error:
         return replace(unknown, problem=error.message, hint=error.hint)

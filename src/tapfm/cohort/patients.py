@@ -6,10 +6,13 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from tapfm.cohort.columns import PATIENT_COLUMN_EXAMPLES, list_columns
+
 _TCGA_PATIENT = re.compile(r"TCGA-[A-Z0-9]{2}-[A-Z0-9]{4}(?![A-Z0-9])", re.IGNORECASE)
 _TCGA_LENGTH = 12  # of the part of a barcode that identifies the patient
 _MAX_SHARING = 20  # slides that share the beginning of their ids; more are a project or a scanner, not a patient
 _MIN_FRACTION = 0.5  # of all slides must share the beginning of their ids with another slide
+_NOT_MERGED = "They are not merged: check the patients."
 _MAX_LISTED = 3  # groups named in a message
 
 
@@ -65,14 +68,14 @@ def normalise_id(text: str) -> str:
     return re.sub(r"[_.\-]", "-", re.sub(r"\d+", lambda number: number[0].lstrip("0") or "0", text))
 
 
-def describe_similar_patients(groups: Sequence[Sequence[str]]) -> str:
+def _describe_similar_patients(groups: Sequence[Sequence[str]]) -> str:
     """Return one sentence about patient ids that may mean the same patient."""
     listed = "; ".join(" and ".join(f"'{each}'" for each in same[:_MAX_LISTED]) for same in groups[:_MAX_LISTED])
     more = f"; and {len(groups) - _MAX_LISTED:,} more" if len(groups) > _MAX_LISTED else ""
     return f"Some patient ids differ only in case, spaces, leading zeros or punctuation: {listed}{more}."
 
 
-def describe_shared_ids(kind: str, groups: Mapping[str, Sequence[str]]) -> str:
+def _describe_shared_ids(kind: str, groups: Mapping[str, Sequence[str]]) -> str:
     """Return one sentence about slides that seem to belong to the same patient."""
     slides = sum(map(len, groups.values()))
     examples = [f"{part}: {', '.join(same[:3])}{', ...' if len(same) > 3 else ''}" for part, same in groups.items()]
@@ -82,3 +85,26 @@ def describe_shared_ids(kind: str, groups: Mapping[str, Sequence[str]]) -> str:
         f"{slides:,} slides share {shared} with another slide, but are listed as different patients "
         f"({'; '.join(examples[:_MAX_LISTED])}{more})."
     )
+
+
+def describe_doubtful_patients(patients: Mapping[str, str], column: str, columns: Sequence[str]) -> tuple[str, ...]:
+    """Return warnings if the patients are unknown, or if several of them may be the same.
+
+    patients: patient of each slide. column: the column of patients; empty if there is none. columns: all columns.
+    """
+    warnings = []
+    own_patients = not column or all(slide_id == patient for slide_id, patient in patients.items())
+    if own_patients:
+        found = f"The column '{column}' repeats the slide ids" if column else "No column of patients"
+        warnings.append(
+            f"{found}: every slide counts as its own patient. If a patient has several slides, they can be in training "
+            "and in test, and the test results are too good. Name the column with --patient-column NAME, or pass "
+            "--slides-are-patients if every slide is from another patient. Recognised names: "
+            f"{PATIENT_COLUMN_EXAMPLES}. Columns of the table: {list_columns(columns)}."
+        )
+    kind, groups = find_patients_in_ids(patients, has_patient_column=not own_patients)
+    if groups:
+        warnings.append(f"{_describe_shared_ids(kind, groups)} {_NOT_MERGED}")
+    elif similar := find_similar_patients(patients.values()):
+        warnings.append(f"{_describe_similar_patients(similar)} {_NOT_MERGED}")
+    return tuple(warnings)

@@ -13,7 +13,7 @@ from tapfm.cohort.cohort_table import SlideRow
 from tapfm.encoders.features import FEATURES_VERSION, FINGERPRINT_ATTRIBUTE, read_fingerprint
 from tapfm.encoders.inference import Precision
 from tapfm.encoders.weights import LoadedEncoder
-from tapfm.errors import InputError, TileStoreError
+from tapfm.errors import InputError, TileStoreError, UnreadableSlideError
 from tapfm.runtime.cohort_job import Failure
 from tapfm.runtime.files import file_identity, fingerprint
 from tapfm.runtime.messages import format_count
@@ -61,8 +61,11 @@ def make_job(
 ) -> EmbeddingJob | Failure:
     """Return the job of a slide, keyed by everything that its features depend on; a Failure if it has no tiles."""
     try:
+        row.check_file()
         tiles = read_slide_tiles(tiles_folder, row.slide_id)
         files = [file_identity(file) for file in list_slide_files(row.path)]
+    except UnreadableSlideError as error:
+        return Failure(error.message, error.hint)
     except TileStoreError as error:
         return Failure(error.message, f"{tile_command} --only {shlex.quote(row.slide_id)}")
     except OSError as error:

@@ -180,7 +180,8 @@ def _find_features(config: RunConfig, row: SlideRow) -> StoredFeatures:
     assert config.tiles.features is not None
     path = find_feature_file(config.tiles.features, row.slide_id)
     if path is None:
-        raise CohortError(f"no feature file in {config.tiles.features}")
+        why = f"; {row.missing}" if row.missing else ""
+        raise CohortError(f"no feature file in {config.tiles.features}{why}")
     return StoredFeatures(path, read_feature_metadata(path))
 
 
@@ -190,22 +191,24 @@ def _check_failures_allowed(config: RunConfig, data: RunData) -> None:
         return
     fixed = config.adaptation.method == "fixed"
     what, folder = ("features", config.tiles.features) if fixed else ("tiles", config.tiles.folder)
-    if data.missing_files:
-        what = "slide file or tiles"
-    total = len(data.failed) + len(data.slides)
+    total, missing = len(data.failed) + len(data.slides), len(data.missing_files)
     listed = [f"{slide_id}: {reason}" for slide_id, reason in list(data.failed.items())[:_MAX_LISTED]]
     if len(data.failed) > _MAX_LISTED:
         listed.append(f"... and {len(data.failed) - _MAX_LISTED:,} more")
-    hint = f"Create the {'features' if fixed else 'tiles'}: {_preparation_command(config)}\n"
-    if data.missing_files:
-        hint = "Slide files are searched below another folder with --set cohort.slides=FOLDER\n"
+    hints = []
+    if missing < len(data.failed):
+        hints.append(f"Create the {what}: {_preparation_command(config)}")
+    if missing:
+        hints.append("Search the slide files below another folder: --set cohort.slides=FOLDER")
     if data.slides:
-        hint += f"Or continue without these slides: --allow-failures {len(data.failed)}"
-    elif not data.missing_files:
-        listed = [f"{folder} has no usable {'features' if fixed else 'tiles'} of this cohort", *listed[:1]]
+        hints.append(f"Or continue without these slides: --allow-failures {len(data.failed)}")
+    elif not missing:
+        listed = [f"{folder} has no usable {what} of this cohort", *listed[:1]]
         setting = "tiles.features" if fixed else "tiles.folder"
-        hint += f"Or use another folder: --set {setting}=DIR"
-    raise CohortError(f"{len(data.failed):,} of {total:,} slides have no {what}:\n  " + "\n  ".join(listed), hint=hint)
+        hints.append(f"Or use another folder: --set {setting}=DIR")
+    absent = f"slide file or {what}" if missing else what
+    text = f"{len(data.failed):,} of {total:,} slides have no {absent}:\n  "
+    raise CohortError(text + "\n  ".join(listed), hint="\n".join(hints))
 
 
 def preparation_commands(config: RunConfig) -> list[str]:

@@ -242,6 +242,7 @@ def run_tiling_job(job: TilingJob) -> TilingRecord:
 
 def _tile_and_write(job: TilingJob) -> TilingRecord:
     slide_id = job.row.slide_id
+    job.row.check_file()
     with closing(open_slide(job.row.path)) as slide:
         metadata = slide.metadata
         scale = resolve_scale(metadata, job.row.mpp, job.mpp_option)
