@@ -81,7 +81,7 @@ def find_target_kinds(
 
 
 def _find_target_candidates(cohort: Cohort) -> list[str]:
-    """Return the columns that may be meant as a binary target: with 0 and 1 and few other values, or almost only two."""
+    """Return the columns that may be a binary target: with 0, 1 and few other values, or almost only two values."""
     found = []
     for name in cohort.label_names:
         values = _group_by_value(cohort, name)
