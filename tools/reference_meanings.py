@@ -104,11 +104,12 @@ WEIGHTS_SOURCE = (
 )
 ENCODER_TENSORS = "trainable parameters of the encoder, in float32; with LoRA, only its adapters"
 TARGET_OR_MEAN = "target: the label column that is predicted, or `macro` for the mean of several targets"
+PREDICTION_MPP_SOURCE = f"source of mpp: {code_list(get_args(ScaleSource))}, or `tiles` (those of an earlier --mpp)"
 MISSING_REASON = "why a value is missing, or that some bootstrap resamples or targets are excluded"
 
 TILING_COLUMNS: Meanings = {
     "status": "`ok`, `failed`, or `not tiled` if `--only` excludes the slide",
-    "mpp_source": f"source of mpp: {code_list(get_args(ScaleSource))}",
+    "mpp_source": f"source of mpp: {code_list(get_args(ScaleSource))} (only in `tapfm predict`)",
     "tissue": "tissue detection method, or `annotation` if a file of `--tissue-mask` was used",
     "achieved_mpp": "microns per pixel of the tiles, whose sides are rounded to whole level-0 pixels",
     "tiles": "number of tiles that passed the filters",
@@ -481,8 +482,8 @@ FORMATS: dict[str, list[Format]] = {
         Format(
             "predicted/prediction.json",
             "prediction.json",
-            "Model, targets and call thresholds. This file identifies a prediction folder. With `--precision float8`, "
-            "it also has the key `precision`.",
+            "Model, targets and call thresholds. This file identifies a prediction folder. With `--mpp`, it also has "
+            "the key `mpp`, and with `--precision float8` the key `precision`.",
             {
                 "model": "model folder given on the command line",
                 "kind": "`run`, `export`, `ensemble of folds` or `ensemble of seeds`",
@@ -496,6 +497,8 @@ FORMATS: dict[str, list[Format]] = {
             {
                 "threshold": "threshold of the probability, chosen on validation slides; empty if there are none",
                 "call": "1 if the probability reaches the threshold, otherwise 0; empty without a threshold",
+                "warning": "why the prediction is unreliable: `only N tiles` for fewer than 20 tiles, otherwise empty",
+                "mpp_source": PREDICTION_MPP_SOURCE,
             },
         ),
         Format(
@@ -521,6 +524,8 @@ FORMATS: dict[str, list[Format]] = {
                 "targets.TARGET.threshold": "threshold of the probability; null if there are no validation slides",
                 "targets.TARGET.call": "1 if the probability reaches the threshold, otherwise 0; null without "
                 "a threshold",
+                "warning": "why the prediction is unreliable: `only N tiles` for fewer than 20 tiles, otherwise empty",
+                "mpp_source": f"{PREDICTION_MPP_SOURCE}; null if unknown",
                 "targets.TARGET.label": "label from the table, or null",
                 "targets.TARGET.constant": "logit = constant + sum of contributions; null if the model has no "
                 "contributions or is an ensemble",

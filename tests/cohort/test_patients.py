@@ -13,7 +13,8 @@ from tapfm.cohort.cohort_table import read_cohort
 from tapfm.cohort.columns import _COLUMN_NAMES as COLUMN_NAMES
 from tapfm.cohort.columns import _parse_fold_column as parse_fold_column
 from tapfm.cohort.columns import normalise_column_name
-from tapfm.cohort.patients import find_patients_in_ids, find_similar_patients
+from tapfm.cohort.patients import _find_patients_in_ids as find_patients_in_ids
+from tapfm.cohort.patients import _find_similar_patients as find_similar_patients
 from tapfm.cohort.table_options import MISSING_VALUES, TableOptions
 
 

@@ -245,7 +245,7 @@ def test_models_are_freed_between_folds(from_python):
 
 
 def test_several_targets_have_one_group_of_rows_each(workspace):
-    result = cross_validate(workspace, "--set", 'task.targets=["FGFR3", "TP53"]', out="runs/two")
+    result = cross_validate(workspace, "--resume", "--set", 'task.targets=["FGFR3", "TP53"]', out="runs/two")
     assert result.returncode == 0, result.output
     names = [re.split(r"  +", line.strip())[0] for line in result.stdout.splitlines()[1:]]
     rows = ["fold-0", "fold-1", "fold-2", "mean of the folds", "out-of-fold, pooled"]

@@ -109,11 +109,12 @@ def test_slides_without_a_scale_are_reported_and_fixed_as_documented(without_mpp
     assert join_lines(result.stdout.splitlines()[-1]) in join_lines(page)
     table = re.search(r"^    slide_id,path.*?\n\n", page, re.MULTILINE | re.DOTALL)[0]
     (without_mpp / "with-mpp.csv").write_text(re.sub("^    ", "", table.strip(), flags=re.MULTILINE).strip() + "\n")
-    inspect, tile, predict = indented_commands("slides-without-mpp.md")
+    inspect, tile, predict, predict_with_option = indented_commands("slides-without-mpp.md")
     inspection = run(inspect)
     assert (inspection.returncode, inspection.output.count("cohort table")) == (0, 2), inspection.output
     assert run(tile).returncode == 0
     assert predict.startswith("predict --model runs/first with-mpp.csv")
+    assert predict_with_option.endswith("--mpp 0.25")
 
 
 def test_an_export_can_be_used_as_documented(workspace, train, tmp_path, monkeypatch, capsys):

@@ -81,9 +81,9 @@ def make_case(tmp_path, monkeypatch, slides):
 
 def parse_options(case):
     """Return the options of a case as pairs; the value of a flag is empty."""
-    words = shlex.split(case.get("options", ""))
+    arguments = shlex.split(case.get("options", ""))
     pairs = []
-    for word in words:
+    for word in arguments:
         if word.startswith("--"):
             pairs.append((word, ""))
         else:

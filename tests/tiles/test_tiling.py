@@ -383,6 +383,8 @@ def test_white_edge_does_not_look_like_focus(tmp_path, mpp):
     path = write_slide(tmp_path / "s.svs", pixels, mpp=mpp, objective=20)
     slide, result = open_and_tile(path, PAD)
     assert len(positions_with(result, TileStatus.PADDED)) >= 5
+    skipped = tile_slide(slide, resolve_scale(slide.metadata), SPEC)
+    assert skipped.kept.tolist() == result.kept[~result.padded].tolist(), "other tiles do not change"
     blurred = [position for position in positions_with(result, TileStatus.BLUR) if position[0] + side_px0 > width]
     assert [y for _, y in blurred] == [0]
     if mpp == 0.5:

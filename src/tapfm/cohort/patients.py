@@ -26,7 +26,7 @@ def _beginning(slide_id: str) -> str:
     return re.sub(r"[_.\-][^_.\-]*$", "", slide_id) if re.search(r"[_.\-]", slide_id) else ""
 
 
-def find_patients_in_ids(patients: Mapping[str, str], *, has_patient_column: bool) -> tuple[str, dict[str, list[str]]]:
+def _find_patients_in_ids(patients: Mapping[str, str], *, has_patient_column: bool) -> tuple[str, dict[str, list[str]]]:
     """Return what ids share ("TCGA barcode" or "beginning"), and the slides by shared part; empty if nothing is found.
 
     Only shared parts whose slides have different patients are returned. The beginning of ids is compared only if the
@@ -54,7 +54,7 @@ def _group(patients: Mapping[str, str], shared_part: Callable[[str], str]) -> di
     return {part: same for part, same in groups.items() if len({patients[each] for each in same}) > 1}
 
 
-def find_similar_patients(patients: Iterable[str]) -> list[list[str]]:
+def _find_similar_patients(patients: Iterable[str]) -> list[list[str]]:
     """Return groups of patient ids that differ only in case, spaces, leading zeros, or `_` instead of `-` or `.`."""
     groups: dict[str, list[str]] = defaultdict(list)
     for patient in dict.fromkeys(patients):
@@ -102,9 +102,9 @@ def describe_doubtful_patients(patients: Mapping[str, str], column: str, columns
             "--slides-are-patients if every slide is from another patient. Recognised names: "
             f"{PATIENT_COLUMN_EXAMPLES}. Columns of the table: {list_columns(columns)}."
         )
-    kind, groups = find_patients_in_ids(patients, has_patient_column=not own_patients)
+    kind, groups = _find_patients_in_ids(patients, has_patient_column=not own_patients)
     if groups:
         warnings.append(f"{_describe_shared_ids(kind, groups)} {_NOT_MERGED}")
-    elif similar := find_similar_patients(patients.values()):
+    elif similar := _find_similar_patients(patients.values()):
         warnings.append(f"{_describe_similar_patients(similar)} {_NOT_MERGED}")
     return tuple(warnings)

@@ -36,13 +36,15 @@ class ScoredUnits:
     probabilities: Floats
 
 
-def build_binary_panels(units: ScoredUnits, baseline: ScoredUnits | None, data: FigureData) -> dict[str, Panel]:
+def build_binary_panels(
+    units: ScoredUnits, baseline: ScoredUnits | None, data: FigureData, class_names: tuple[str, str]
+) -> dict[str, Panel]:
     """Return the panel of each figure in `FIGURES`."""
     return {
         "roc": _roc_panel_with_band(units, baseline, data.estimates["auc"], data.resample_weights),
         "pr": _precision_recall_panel(units, baseline, data.estimates["average_precision"]),
         "reliability": _calibration_panel(units, data.estimates["ece"], data.unit),
-        "scores": _scores_panel(units, data.threshold, data.unit),
+        "scores": _scores_panel(units, data.threshold, data.unit, class_names),
     }
 
 
@@ -130,14 +132,14 @@ def _calibration_panel(units: ScoredUnits, calibration_error: Estimate, unit: st
     )
 
 
-def _scores_panel(units: ScoredUnits, threshold: float | None, unit: str) -> Panel:
+def _scores_panel(units: ScoredUnits, threshold: float | None, unit: str, class_names: tuple[str, str]) -> Panel:
     """Return a stacked histogram of the probabilities of positive and negative units."""
     edges = np.linspace(0, 1, _BINS + 1)
     negative = np.histogram(units.probabilities[~units.positive], edges)[0]
     positive = np.histogram(units.probabilities[units.positive], edges)[0]
     marks: list[Mark] = [
-        Bars(_floats(edges), _floats(negative), "secondary", f"negative ({negative.sum():,})"),
-        Bars(_floats(edges), _floats(positive), "primary", f"positive ({positive.sum():,})", _floats(negative)),
+        Bars(_floats(edges), _floats(negative), "secondary", f"{class_names[0]} ({negative.sum():,})"),
+        Bars(_floats(edges), _floats(positive), "primary", f"{class_names[1]} ({positive.sum():,})", _floats(negative)),
     ]
     if threshold is not None:
         marks.append(ReferenceLine(threshold, f"threshold {format_number(threshold)} (validation)"))

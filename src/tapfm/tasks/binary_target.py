@@ -261,7 +261,7 @@ class BinaryTarget:
         if data.baseline is not None:
             baseline = binary_figures.ScoredUnits(*data.baseline, _probabilities(data.baseline[1]))
         units = binary_figures.ScoredUnits(data.truth, data.logits, _probabilities(data.logits))
-        return binary_figures.build_binary_panels(units, baseline, data)
+        return binary_figures.build_binary_panels(units, baseline, data, self.class_names)
 
     def build_curve(self, truth: Flags, logits: Floats) -> Line | None:
         return binary_figures.roc_line(truth, logits)

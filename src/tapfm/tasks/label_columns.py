@@ -81,13 +81,14 @@ def find_target_kinds(
 
 
 def _find_target_candidates(cohort: Cohort) -> list[str]:
-    """Return the columns that may be meant as a binary target: with 0 and 1, or almost only with two values."""
+    """Return the columns that may be a binary target: with 0, 1 and few other values, or almost only two values."""
     found = []
     for name in cohort.label_names:
         values = _group_by_value(cohort, name)
         counts = sorted(map(len, values.values()), reverse=True)
         has_two_classes = len(counts) > 1 and sum(counts[:2]) >= _MIN_IN_TWO_CLASSES * sum(counts)
-        if normalise_column_name(name) != _SCAN_RESOLUTION and (values.keys() >= _NUMBERS or has_two_classes):
+        few_with_numbers = values.keys() >= _NUMBERS and len(values) <= _MAX_VALUES
+        if normalise_column_name(name) != _SCAN_RESOLUTION and (has_two_classes or few_with_numbers):
             found.append(name)
     return found
 
