@@ -47,8 +47,9 @@ COMMON: Meanings = {
     "split": "`train`, `val` or `test`; empty if the slide has no split",
     "path": "path of the slide file; a relative path is relative to the folder of the table",
     "target": "target: the label column that is predicted",
-    "TARGET": "label of each target: 0, 1, or empty if it is not known",
-    "label": "label from the table: 0, 1, or empty",
+    "TARGET": "label of each target: 0, 1 or the text of a class, as in the table; empty if it is not known",
+    "label": "label from the table: 0, 1 or the text of a class; empty if it is not known",
+    "positive_class": "positive class of the target: 1, or its text in the table; `probability` is its probability",
     "probability": "sigmoid of the logit",
     "logit": LOGIT,
     "tiles": "number of tiles used",
@@ -146,8 +147,8 @@ FORMATS: dict[str, list[Format]] = {
             "cohort.csv, split.csv",
             "One row per slide. `tapfm synth` and `tapfm inspect --write-cohort` write this file, and `tapfm split` "
             "adds the splits. Any other column is a label or a property to group by. With `--folds`, the splits are in "
-            "the columns `fold_0`, `fold_1`, and so on. [Tables of other tools](../how-to/tile-your-slides.md) can be "
-            "read too.",
+            "the columns `fold_0`, `fold_1`, and so on. Tables with other names of columns, Excel files and tables of "
+            "other tools can be read too: see [Your cohort table](../how-to/your-cohort-table.md).",
             {
                 "site": "synthetic slides: site where the slide was stained",
                 "scanner": "synthetic slides: scanner",
@@ -160,7 +161,7 @@ FORMATS: dict[str, list[Format]] = {
             "cohort.csv of tapfm inspect",
             "Written by `tapfm inspect --write-cohort` as a template to fill in.",
             {
-                "patient_id": "the slide id, to be replaced by the id of the patient",
+                "patient_id": "empty; fill in the id of the patient",
                 "mpp": "microns per pixel of level 0; fill it in if the slide file has none. It has priority over the "
                 "slide file",
             },

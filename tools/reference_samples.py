@@ -29,14 +29,17 @@ def create_sample_files(folder: Path) -> None:
         cohort_options = ("--slides", 6, "--external", 1, "--tiles-per-slide", 10, "--prevalence", 0.5, "--workers", 1)
         _run_tapfm("synth", "synthetic", *cohort_options, "--fractions", 0.34, 0.33, 0.33)
         _run_tapfm("inspect", "synthetic/slides", "--write-cohort", "cohort.csv")
-        _run_tapfm("split", "synthetic/cohort.csv", "--out", "split.csv", "--force", "--fractions", 0.34, 0.33, 0.33)
+        fractions = ("--fractions", 0.34, 0.33, 0.33)
+        _run_tapfm("split", "synthetic/cohort.csv", "--target", TARGET, "--out", "split.csv", "--force", *fractions)
         _run_tapfm("tile", "split.csv", "--out", "tiles", "--workers", 1)
         _run_tapfm("tile", f"synthetic/slides/{SLIDE}.svs", "--out", "tiles-clam", "--layout", "clam", "--workers", 1)
         one_slide = ("--only", SLIDE, "--device", "cpu", "--workers", 0)
         _run_tapfm(
             "embed", "split.csv", "--encoder", "tapfm-pocket", "--tiles", "tiles", "--out", "features", *one_slide
         )
-        _run_tapfm("config", "--cohort", "split.csv", "--encoder", "tapfm-pocket", "--out", "run.toml")
+        _run_tapfm(
+            *("config", "--cohort", "split.csv", "--target", TARGET, "--encoder", "tapfm-pocket", "--out", "run.toml")
+        )
         small = ("--set", "schedule.epochs=1", "--set", "adaptation.tiles_per_slide=4")
         _run_tapfm("train", "run.toml", "--out", "runs/first", *small, "--device", "cpu", "--workers", 0)
         _run_tapfm("evaluate", "runs/first", "--out", "evaluated", "--device", "cpu", "--workers", 0, "--resamples", 20)

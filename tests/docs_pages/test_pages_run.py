@@ -6,8 +6,9 @@ from pathlib import Path
 
 import cv2
 import pytest
+from cohort_files import read_rows
 from command_line import tapfm
-from other_tools import write_other_tools_files
+from other_tools import SPLITS, write_other_tools_files
 from slide_files import section, write_slide
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
@@ -40,19 +41,31 @@ def other_tools(tmp_path_factory, one_thread):  # noqa: ARG001 - for the whole m
 
 def test_commands_for_files_of_other_tools_run(other_tools, monkeypatch):
     monkeypatch.chdir(other_tools)
-    page = "bring-other-tools-files.md"
-    (example,) = python_examples(page)
-    exec(compile(example, page, "exec"), {})
-    commands = indented_commands(page)
-    assert len(commands) == 13
+    commands = indented_commands("bring-other-tools-files.md")
+    assert len(commands) == 17
     for line in commands:
         result = run(line)
         assert result.returncode == 0, result.output
-    assert (other_tools / "clam.csv").read_text().splitlines()[5].endswith(",val")
+    assert [row["split"] for row in read_rows(other_tools / "runs" / "clam" / "split.csv")] == SPLITS
+
+
+def test_splits_for_other_tools_are_in_the_documented_files(other_tools, monkeypatch):
+    monkeypatch.chdir(other_tools)
+    page = (HOW_TO / "bring-other-tools-files.md").read_text()
+    rows = re.findall(r"^\| `(clam|patho-bench|nnmil|stamp)` \| (.*?) \|$", page, re.MULTILINE)
+    lines = [line for line in indented_commands("bring-other-tools-files.md") if line.startswith("split ")]
+    commands = {layout: line for line in lines for layout, _ in rows if f"--layout {layout}" in line}
+    for layout, files in rows:
+        result = run(f"{commands[layout]} --force")
+        assert result.returncode == 0, result.output
+        target = "FGFR3" if layout == "stamp" else "label"
+        out = other_tools / "splits" / layout
+        for name in re.findall(r"`([^`]+[.][^`]+)`", files):
+            assert list(out.glob(f"**/{name.replace('TARGET', target)}")), name
 
 
 @pytest.mark.parametrize("table", ["clam/splits/splits_0.csv", "stamp/clini.csv"])
-def test_tables_documented_as_unsupported_are_rejected(other_tools, table):
+def test_tables_without_slides_are_rejected_alone(other_tools, table):
     result = tapfm("inspect", other_tools / table, "--slides", other_tools / "slides")
     assert result.returncode == 2
     assert Path(table).name in result.stderr

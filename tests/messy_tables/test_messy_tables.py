@@ -32,7 +32,7 @@ FOLDER = Path(__file__).parent
 CASES = tomllib.loads((FOLDER / "expectations.toml").read_text("utf-8"))
 COMMANDS = ("split", "tile", "config", "train")
 TILE_OPTIONS = ("--slides", "--encoding", "--missing")
-FEATURE_SIZE = 8
+FEATURE_SIZE = 128  # of tapfm-pocket
 SLIDES = 12  # different slide files
 # settings of [cohort] in RUN.toml, by option
 SETTINGS = {

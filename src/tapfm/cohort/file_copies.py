@@ -9,13 +9,15 @@ from pathlib import Path
 
 from tapfm.slides.opening import list_slide_files
 
-_PART_BYTES = 2**20  # of the beginning and of the end of a file that are compared
+_PART_BYTES = 2**20  # of each part of a file that is compared
+_PARTS = 5  # evenly spaced, from the beginning to the end; more than two, because the borders of slides may be equal
 
 
 def find_copies(paths: Mapping[int, Path]) -> list[tuple[list[int], str]]:
     """Return groups of rows with the same slide file, and whether it is the "same file" or a "copy".
 
-    Copies are files of the same size whose first and last MiB are equal. Empty and unreadable files are ignored.
+    Copies are files of the same size with the same content in five parts of 1 MiB each. Empty and unreadable files are
+    ignored.
 
     paths: slide files by row number.
     """
@@ -32,7 +34,7 @@ def find_copies(paths: Mapping[int, Path]) -> list[tuple[list[int], str]]:
             continue
         by_content: dict[str, list[int]] = defaultdict(list)
         for row in candidates:
-            if content := _hash_ends(paths[row]):
+            if content := _hash_parts(paths[row]):
                 by_content[content].append(row)
         found += [(rows, "copies of the same file") for rows in by_content.values() if len(rows) > 1]
     return sorted(found)
@@ -57,15 +59,16 @@ def _files(path: Path) -> Sequence[Path]:
     return list_slide_files(path) if path.is_dir() or path.suffix.lower() in (".mrxs", ".vms", ".vmu") else [path]
 
 
-def _hash_ends(path: Path) -> str:
-    """Return a hash of the first and last MiB of each file of a slide; empty if a file cannot be read."""
+def _hash_parts(path: Path) -> str:
+    """Return a hash of parts of each file of a slide; empty if a file cannot be read."""
     digest = hashlib.sha256()
     try:
         for file in _files(path):
             with file.open("rb") as opened:
-                digest.update(opened.read(_PART_BYTES))
-                opened.seek(max(0, file.stat().st_size - _PART_BYTES))
-                digest.update(opened.read(_PART_BYTES))
+                last = max(0, file.stat().st_size - _PART_BYTES)
+                for part in range(_PARTS if last else 1):
+                    opened.seek(last * part // (_PARTS - 1))
+                    digest.update(opened.read(_PART_BYTES))
     except OSError:
         return ""
     return digest.hexdigest()
