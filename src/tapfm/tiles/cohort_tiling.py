@@ -137,7 +137,12 @@ def find_unrelated_tile_files(table: SlideTable[TilingRecord]) -> list[str]:
 
 
 def _make_job(
-    row: SlideRow, folder: Path, spec: TileSpec, layout: Layout, tissue_path: Path | None, mpp_option: float | None
+    row: SlideRow,
+    folder: Path,
+    spec: TileSpec,
+    layout: Layout,
+    tissue_path: Path | None,
+    mpp_option: float | None = None,
 ) -> TilingJob:
     """Return the job of a slide. Its key covers everything that its output files depend on, except `mpp_option`."""
     try:
