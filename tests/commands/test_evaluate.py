@@ -272,7 +272,7 @@ def test_folder_with_other_files_is_rejected(run, tmp_path):
         (("--sensitivity", 0), "--sensitivity must be above 0"),
         (("--resamples", 0), "--resamples"),
         (("--split", "tset"), "train, val, test, all"),
-        (("--by", "scaner"), "no column named 'scaner'"),
+        (("--by", "scaner"), "no column 'scaner' (--by)"),
         (("--features", "features"), "adapted encoder"),
         (("--device", "abacus"), "not a device"),
     ],

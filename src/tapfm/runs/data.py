@@ -23,7 +23,7 @@ from tapfm.tasks.labels import check_training_labels, label_count_columns, read_
 from tapfm.tasks.target import Label, TargetKinds
 from tapfm.tiles.store import TileSet, read_slide_tiles
 
-_OPTIONAL_COHORT_COLUMNS = ("mpp", "cohort", "split")
+OPTIONAL_COHORT_COLUMNS = ("mpp", "cohort", "split")
 _MAX_LISTED = 5  # slides named in a message
 _CHANGED_COLUMN_NAMES = {"tiles": "number of tiles"}  # columns of split.csv with another name in messages
 
@@ -77,9 +77,9 @@ class RunSlide:
         if name == "mpp":
             mpp = self.row.mpp or (self.tiles.slide_mpp if self.tiles is not None else None)
             return "" if mpp is None else f"{mpp:.2f}"  # slides of one scanner may differ in the third decimal
-        if name in _OPTIONAL_COHORT_COLUMNS:
+        if name in OPTIONAL_COHORT_COLUMNS:
             return str(getattr(self.row, name) or "")
-        columns = [*_OPTIONAL_COHORT_COLUMNS, *self.row.labels]
+        columns = [*OPTIONAL_COHORT_COLUMNS, *self.row.labels]
         raise UnknownNameError.with_suggestions("column", name, columns, see=", ".join(columns))
 
 

@@ -48,6 +48,7 @@ class EvaluationRequest:
     split: str | None = None  # None: the test split of the cohort of the run, or every slide of another cohort
     allow_overlap: bool = False  # whether evaluated patients may also be in training or validation
     unit: str | None = None  # slide or patient; None: as in training
+    by: tuple[str, ...] = ()  # columns of subgroups
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,12 @@ def read_evaluation_slides(model_folder: ModelFolder, request: EvaluationRequest
     is_run_cohort = request.cohort_table is None
     cohort_table, options, tiles_folder, features_folder = _find_input_paths(model_folder, request)
     labelled = read_evaluation_labels(
-        model_folder, cohort_table, options, None if is_run_cohort else request.class_texts, request.unit
+        model_folder,
+        cohort_table,
+        options,
+        None if is_run_cohort else request.class_texts,
+        unit=request.unit,
+        by=request.by,
     )
     cohort, labels = labelled.cohort, labelled.labels
     missing_targets = tuple(each for each in model_folder.targets if each not in labels)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -61,27 +61,30 @@ class LabelledCohort:
 def read_labelled_cohort(
     source: Path,
     options: TableOptions,
-    request: TargetRequest,
+    request: TargetRequest | Callable[[Cohort], TargetRequest],
     *,
     unit: str = "slide",
     checks: Sequence[Check] = (),
     no_target_hint: str = "",
 ) -> LabelledCohort:
-    """Read a cohort table and the labels of the requested targets.
+    """Read a cohort table and the labels of the requested targets. The request may depend on the table.
 
     unit: with "patient", contradicting labels of one patient are a problem. checks: more checks of the table.
     no_target_hint: what else the user can do if no target can be chosen.
     """
 
+    def find_request(cohort: Cohort) -> TargetRequest:
+        return request if isinstance(request, TargetRequest) else request(cohort)
+
     def find_label_problems(cohort: Cohort) -> Iterable[TableProblem]:
-        targets, problems = find_target_kinds(cohort, request, no_target_hint)
+        targets, problems = find_target_kinds(cohort, find_request(cohort), no_target_hint)
         yield from problems
         if unit == "patient" and not problems:
             yield from _contradiction_problems(_add_labels(cohort, targets))
 
     cohort = read_cohort(source, options, checks=[find_patient_problems, find_label_problems, *checks])
-    targets, _ = find_target_kinds(cohort, request)
-    return replace(_add_labels(cohort, targets), is_chosen=not request.targets)
+    targets, _ = find_target_kinds(cohort, find_request(cohort))
+    return replace(_add_labels(cohort, targets), is_chosen=not find_request(cohort).targets)
 
 
 def _add_labels(cohort: Cohort, targets: TargetKinds) -> LabelledCohort:

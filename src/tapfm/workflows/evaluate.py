@@ -155,6 +155,7 @@ def evaluate(options: EvaluateOptions, console: Console) -> Evaluation:
         options.split,
         options.allow_overlap,
         options.unit,
+        options.by,
     )
     return run_evaluation(
         options.model,
