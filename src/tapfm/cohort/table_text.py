@@ -24,6 +24,7 @@ _BYTE_ORDER_MARKS = (
 )
 _MIN_UTF16_ZEROS = 0.4  # fraction of NUL bytes among all even or all odd bytes, from which a file is UTF-16
 _UTF16_SAMPLE_BYTES = 4096
+_DELIMITERS = ",\t;|"
 _MAX_DELIMITER_LINES = 20
 _MAX_NAMED = 3  # ids, cells or patients named in one message
 
@@ -65,7 +66,20 @@ def read_csv_rows(source: Path, data: bytes, encoding: str | None) -> TableRows:
         raise CohortError(
             f"{source}, row {reader.line_num + first_row}: not a valid CSV file ({error}).", hint=TABLE_HINT
         ) from error
+    _check_delimiter_of_rows(source, delimiter, [cells for _, cells in rows])
     return TableRows(rows, notes)
+
+
+def _check_delimiter_of_rows(source: Path, delimiter: str, rows: Sequence[Sequence[str]]) -> None:
+    """Raise CohortError if the header has several columns, and all rows have one cell with another delimiter."""
+    if len(rows) < 2 or len(rows[0]) < 2 or any(len(cells) > 1 for cells in rows[1:]):
+        return
+    for other in _DELIMITERS:
+        if other != delimiter and all(other in cells[0] for cells in rows[1:]):
+            raise CohortError(
+                f"{source}: the header is separated by {delimiter!r}, but the rows are separated by {other!r}.",
+                hint="Use the same delimiter in all rows.",
+            )
 
 
 def _is_comment(line: str) -> bool:
@@ -76,7 +90,7 @@ def _is_comment(line: str) -> bool:
 def _choose_delimiter(header: str, lines: Sequence[str]) -> str:
     """Return the most frequent delimiter of the header, or of the next lines if it has none, outside of quotes."""
     header, below = (re.sub(r'"[^"]*"', "", text) for text in (header, "\n".join(lines)))
-    return max(",\t;|", key=lambda delimiter: (header.count(delimiter), below.count(delimiter)))
+    return max(_DELIMITERS, key=lambda delimiter: (header.count(delimiter), below.count(delimiter)))
 
 
 def decode_text(source: Path, data: bytes, encoding: str | None) -> tuple[str, tuple[str, ...]]:

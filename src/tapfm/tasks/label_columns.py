@@ -142,7 +142,7 @@ def _choose_targets(
     )
     if classes := _example_of_classes(cohort, candidates or cohort.label_names):
         condition = "If its labels are not 0 and 1, name" if hints else "Name"
-        hints.append(f"{condition} its classes, for example {classes}")
+        hints.append(f"{condition} the positive class, for example {classes}")
     elif not candidates:
         hints.append("Add a column with the labels 0 and 1. Leave the cell empty if a label is unknown.")
     return (), [TableProblem(f"{what}:\n    " + "\n    ".join(columns), hint="\n".join([*hints, other_hint]).strip())]
@@ -153,11 +153,12 @@ def _example_of_classes(cohort: Cohort, names: Sequence[str]) -> str:
     for name in sorted(names, key=lambda name: len(_group_by_value(cohort, name))):
         values = sorted(_group_by_value(cohort, name).values(), key=len, reverse=True)
         texts = [_text(name, rows) for rows in values[:2]]
-        if len(texts) == 2 and not has_number_labels(cohort, name) and all(text == _shorten(text) for text in texts):
-            options = [format_command_option("--positive", f"{name}={texts[0]}")]
-            if len(values) > 2:
-                options.append(format_command_option("--negative", f"{name}={texts[1]}"))
-            return " ".join(options)
+        has_few_values = 2 <= len(values) <= max(2, sum(map(len, values)) / 2)  # not a measurement or a remark
+        if has_few_values and not has_number_labels(cohort, name) and all(text == _shorten(text) for text in texts):
+            first, second = (format_command_option("--positive", f"{name}={text}") for text in texts)
+            if len(values) == 2:
+                return f"{first} or {second}"
+            return f"{first} {format_command_option('--negative', f'{name}={texts[1]}')}"
     return ""
 
 
@@ -222,7 +223,7 @@ def _unusable_labels(
         return []
     classes = _example_of_classes(cohort, [target])
     if classes and len(unusable) == len(_group_by_value(cohort, target)):
-        hint = f"{target}: name the classes, for example {classes}"
+        hint = f"{target}: name the positive class, for example {classes}"
     else:
         text = _text(target, next(iter(unusable.values())))
         hint = f"{target}: write {', '.join(valid)}, or leave the cell empty if the label is unknown. "

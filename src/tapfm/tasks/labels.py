@@ -40,7 +40,7 @@ class LabelledCohort:
         cohort = self.cohort
         targets = [describe_target(cohort, target, kind) for target, kind in self.targets.items()]
         if self.is_chosen and (others := [name for name in cohort.label_names if name not in self.targets]):
-            targets[0] += f" No other column has two classes: {list_columns(others)}."
+            targets[0] += f" Chosen because the other columns do not have two classes: {list_columns(others)}."
         return [*filter(None, (cohort.summary, *cohort.notes, *targets, cohort.missing_files_note))]
 
     @property
