@@ -488,3 +488,18 @@ def test_slide_whose_old_files_cannot_be_removed_fails_alone(tmp_path):
     assert result.returncode == 3, result.stderr
     assert [row["slide_id"] for row in read_rows(out / "failures.csv")] == ["case-1"]
     assert [row["status"] for row in read_rows(out / "summary.csv")] == ["ok", "failed", "ok", "ok"]
+
+
+def test_tiles_of_a_slide_whose_file_is_missing_are_kept(tmp_path):
+    cohort, out = make_cohort(tmp_path / "c", 2), tmp_path / "tiles"
+    tapfm("tile", cohort, "--out", out)
+    before = read_tile_files(out)
+    (tmp_path / "c" / "s0.svs").rename(tmp_path / "elsewhere.svs")
+    result = tapfm("tile", cohort, "--out", out)
+    assert result.returncode == 3
+    (failure,) = read_rows(out / "failures.csv")
+    assert failure["slide_id"] == "case-0"
+    assert "s0.svs does not exist" in failure["reason"]
+    assert read_tile_files(out) == before
+    (tmp_path / "elsewhere.svs").rename(tmp_path / "c" / "s0.svs")
+    assert "2 of 2 slides are already tiled" in tapfm("tile", cohort, "--out", out).stderr

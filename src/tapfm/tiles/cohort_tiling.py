@@ -106,8 +106,9 @@ def tile_cohort(
                 run_tiling_job, todo, workers=workers, claims=claims, pool=pool, crash_hint=_format_crash_hint
             ):
                 if isinstance(result, Failure):
-                    with contextlib.suppress(OSError):  # the same error may already have made the slide fail
-                        _remove_results(todo[slide_id])
+                    if todo[slide_id].row.path.exists():  # keep earlier tiles of a slide on a drive that is not mounted
+                        with contextlib.suppress(OSError):  # the same error may already have made the slide fail
+                            _remove_results(todo[slide_id])
                     table.add_failure(slide_id, result)
                 else:
                     table.add(result)
@@ -232,6 +233,7 @@ def run_tiling_job(job: TilingJob) -> TilingRecord:
     """
     cv2.setNumThreads(job.threads)  # several slides are tiled in parallel
     start = time.monotonic()
+    job.row.check_file()  # before its earlier tiles are removed
     _remove_results(job)
     record = _tile_and_write(job)
     return replace(record, seconds=round(time.monotonic() - start, 2))
@@ -239,7 +241,6 @@ def run_tiling_job(job: TilingJob) -> TilingRecord:
 
 def _tile_and_write(job: TilingJob) -> TilingRecord:
     slide_id = job.row.slide_id
-    job.row.check_file()
     with closing(open_slide(job.row.path)) as slide:
         metadata = slide.metadata
         scale = resolve_scale(metadata, job.row.mpp, job.mpp_option)
