@@ -138,6 +138,10 @@ def read_cohort(source: Path, options: TableOptions = DEFAULT_TABLE_OPTIONS, *, 
         raise CohortError(
             f"{source} does not exist.", hint="Pass a cohort table (CSV or Excel), a folder of slides, or a slide."
         )
+    if options.slides is not None and not options.slides.is_dir():
+        raise CohortError(
+            f"There is no folder {options.slides}.", hint="Pass the folder of the slides: --slides FOLDER"
+        )
     if source.is_dir() or source.suffix.lower() not in TABLE_SUFFIXES:
         cohort = _cohort_from_files(source)
         raise_problems(source, [problem for check in checks for problem in check(cohort)])
@@ -332,7 +336,10 @@ def _parse_row(
     problems += [_spreadsheet_error(number, columns, role, text) for role, text in slides.items() if _is_error(text)]
     path, missing, problem = find_slide_path(number, slides.get("path", ""), slide_name, _cohort_folder(cohort), finder)
     if problem:
-        problems.append(TableProblem(problem, (number,)))
+        hint = (
+            "Write the file of each slide in a column path, or search a folder with one file per slide: --slides FOLDER"
+        )
+        problems.append(TableProblem(problem, (number,), hint))
     split = given.get("split", "")
     return SlideRow(
         slide_id=slide_id,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,12 +20,19 @@ from tapfm.runtime.messages import format_command, format_count
 from tapfm.slides.opening import list_slide_files
 from tapfm.tasks.catalog import class_texts
 from tapfm.tasks.label_columns import TargetRequest
-from tapfm.tasks.labels import check_training_labels, label_count_columns, read_labelled_cohort
+from tapfm.tasks.labels import LabelledCohort, check_training_labels, label_count_columns, read_labelled_cohort
 from tapfm.tasks.target import Label, TargetKinds
 from tapfm.tiles.store import TileSet, read_slide_tiles
 
 OPTIONAL_COHORT_COLUMNS = ("mpp", "cohort", "split")
 _MAX_LISTED = 5  # slides named in a message
+# Options of `tapfm split` and `tapfm config`, and how to set the same in a command that reads RUN.toml
+_SETTING_OF_OPTION = {
+    "--slides ": "--set cohort.slides=",
+    "--patient-column ": "--set cohort.patient_column=",
+    "--slides-are-patients": "--set cohort.slides_are_patients=true",
+    "--encoding ": "--set cohort.encoding=",
+}
 _CHANGED_COLUMN_NAMES = {"tiles": "number of tiles"}  # columns of split.csv with another name in messages
 
 
@@ -122,13 +130,7 @@ class RunData:
 def read_run_data(config: RunConfig) -> RunData:
     """Read the data of a run and check everything that can be checked without opening a slide."""
     fold = config.cohort.fold
-    labelled = read_labelled_cohort(
-        config.cohort.table,
-        config.cohort.table_options,
-        TargetRequest(tuple(config.task.targets), config.class_texts),
-        unit=config.selection.unit,
-        checks=[partial(find_split_problems, fold=fold)],
-    )
+    labelled = _read_run_cohort(config)
     cohort, targets, labels = labelled.cohort, labelled.targets, labelled.labels
     splits = read_splits(cohort, fold)
     column = "split" if fold is None else f"fold_{fold}"
@@ -155,12 +157,35 @@ def read_run_data(config: RunConfig) -> RunData:
         tuple(sorted(unlabelled)),
         failed,
         tuple(row.slide_id for row in with_label if row.missing and row.slide_id in failed),
-        tuple(labelled.notes),
-        tuple(labelled.warnings),
+        tuple(map(_name_settings, labelled.notes)),
+        tuple(map(_name_settings, labelled.warnings)),
     )
     _check_failures_allowed(config, data)
     _check_training_has_both_classes(config, data, column)
     return data
+
+
+def _read_run_cohort(config: RunConfig) -> LabelledCohort:
+    """Read the cohort of a run with its labels. Hints name the settings of RUN.toml instead of command-line options."""
+    try:
+        return read_labelled_cohort(
+            config.cohort.table,
+            config.cohort.table_options,
+            TargetRequest(tuple(config.task.targets), config.class_texts),
+            unit=config.selection.unit,
+            checks=[partial(find_split_problems, fold=config.cohort.fold)],
+        )
+    except CohortError as error:
+        raise CohortError(error.message, hint=_name_settings(error.hint)) from error
+
+
+def _name_settings(text: str) -> str:
+    """Return a hint or warning with the settings of RUN.toml in place of the options of `tapfm split` and `config`."""
+    for option, setting in _SETTING_OF_OPTION.items():
+        text = text.replace(option, setting)
+    if re.search(r"--(target|positive|negative|missing)\b", text):
+        text += "\n--target, --positive, --negative and --missing are options of tapfm config, which writes RUN.toml."
+    return text
 
 
 def complete_class_texts(config: RunConfig, data: RunData) -> RunConfig:
