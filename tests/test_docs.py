@@ -227,7 +227,7 @@ def test_configuration_errors_are_quoted_as_printed(workspace):
 
 def test_commands_and_make_targets_are_found():
     assert "tapfm train run.toml --out runs/first" in COMMANDS
-    assert set(TARGETS) == {"demo", "docs", "test", "lint", "typecheck", "bench", "help"}
+    assert set(TARGETS) == {"demo", "docs", "test", "lint", "typecheck", "bench", "wheel", "help"}
 
 
 @pytest.mark.parametrize("target", TARGETS)

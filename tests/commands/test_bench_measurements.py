@@ -186,7 +186,7 @@ def test_splits_of_the_cohort_table_are_used(bench_workspace):
 def test_cohort_without_splits_gets_default_fractions(bench_workspace, tmp_path):
     rows = read_rows(bench_workspace / "cohort.csv")
     lines = [f"{row['slide_id']},{bench_workspace / row['path']}" for row in rows] + [
-        f"other,{bench_workspace / '0.svs'}"
+        f"other,{bench_workspace / 'other.svs'}"
     ]
     (tmp_path / "plain.csv").write_text("\n".join(["slide_id,path", *lines]) + "\n")
     slides = slides_from_cohort(tmp_path / "plain.csv", bench_workspace / "tiles")

@@ -17,7 +17,7 @@ from cohort_files import read_rows
 from command_line import start_tapfm, tapfm, wait_for
 from openslide import OpenSlide
 from rich.console import Console
-from slide_files import REAL, needs_real_slides, section, write_slide
+from slide_files import REAL, copy_slide, needs_real_slides, section, write_slide
 from training_workspace import SPLITS, case_id, edit_csv, make_tile_set
 
 import tapfm as tapfm_package
@@ -522,7 +522,7 @@ def test_resume_predicts_replaced_slides_and_keeps_missing_ones(run, workspace_c
     arguments = (run, workspace_copy / "p", workspace_copy / "cohort.csv", "--tiles", workspace_copy / "tiles")
     assert predict(*arguments).returncode == 0
     before = read_predictions(workspace_copy / "p" / "predictions.csv")
-    shutil.copy(workspace_copy / "1.svs", workspace_copy / "0.svs")
+    copy_slide(workspace_copy / "1.svs", workspace_copy / "0.svs")
     (workspace_copy / "2.svs").unlink()
     again = predict(*arguments, "--resume")
     assert again.returncode == 0, again.output

@@ -614,7 +614,9 @@ def test_predictions_from_few_tiles_are_marked(tmp_path):
     slide = write_tissue_slide(tmp_path / "slide.svs")
     write_prediction_folder(run / "predicted", run, [("new", slide, 0.7, None)])
     _, html = create_test_report(run, tmp_path / "report.html")
-    cells = re.findall(r'<th scope="row">(\w+)</th>.*?<td>(?:positive|negative)(.*?)</td>', html)
+    cells = re.findall(
+        r'<th scope="row">(\w+)</th>.*?data-label="Call"><span>(?:positive|negative)(.*?)</span></td>', html
+    )
     warned = [(slide_id, page_text(rest)) for slide_id, rest in cells if rest]
     assert warned == [("new", "only 4 tiles")]
     assert "1 slide has fewer than 20 tiles" in page_text(html)

@@ -488,7 +488,7 @@ def test_validation_auc_is_the_mean_over_seeds():
     ]
     assert len(set(aucs)) == 3
     assert first.aucs["Validation"].auc.value == pytest.approx(sum(aucs) / 3)
-    assert first.detail == "fine-tuned encoder, mean of 3 runs"
+    assert first.detail == "fine-tuned encoder, 3 runs"
 
 
 def test_validation_auc_of_folds_is_the_mean_over_runs_with_different_patients():

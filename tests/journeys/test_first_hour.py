@@ -54,8 +54,13 @@ def test_final_tables_have_the_values_of_the_result_files(demo):
     printed = {cells[0]: cells[1:] for line in result.stdout.splitlines() if (cells := re.split(r" {2,}", line))}
     titles = {"fixed": "fixed encoder + ABMIL", "finetune": "fine-tuned encoder + ABMIL", "tapfm": "TAPFM"}
     for line in read_rows(folder / "study" / "table_binary.csv"):
-        cell = printed[titles.get(line["method"], line["model"])][line["cohort"] == "external"]
-        assert cell.startswith(f"{float(line['auc']):.3f}")
+        title = titles.get(line["method"], line["model"]) + (" *" if line["chosen"] == "1" else "")
+        validation = [line["validation_auc"]] if line["validation_auc"] else []
+        cells = dict(zip(("validation", "test", "external")[1 - len(validation) :], printed[title], strict=False))
+        assert cells[line["cohort"]].startswith(f"{float(line['auc']):.3f}")
+        assert all(cells["validation"].startswith(f"{float(value):.3f}") for value in validation)
+    chosen = [line["model"] for line in read_rows(folder / "study" / "table_binary.csv") if line["chosen"] == "1"]
+    assert len(set(chosen)) == 1
     measured = json.loads((folder / "attention-check.json").read_text())
     rows = {"attention_before": "attention, pretrained encoder", "attention_after": "attention, after TAPFM"}
     for number, cohort in enumerate(("test", "external")):

@@ -20,7 +20,7 @@ def config(options: workflow.ConfigOptions) -> None:
     \b
     Examples:
       tapfm config --cohort split.csv --encoder h-optimus-0 --out run.toml
-      tapfm config --cohort split.csv --positive EGFR=MUT --out run.toml   # MUT / WT
+      tapfm config --cohort split.csv --positive EGFR=MUT --out run.toml
       tapfm config --recipe reference                # print to the terminal
       tapfm config run.toml                          # print all settings
       tapfm config run.toml --set schedule.epochs=5

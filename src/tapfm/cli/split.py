@@ -25,7 +25,7 @@ def split(options: workflow.SplitOptions) -> None:
       tapfm split cohort.csv --out folds.csv --folds 5   # cross-validation
       tapfm split cohort.csv --out split.csv --target EGFR --target KRAS
       tapfm split cohort.xlsx --out split.csv --positive EGFR=MUT   # MUT / WT
-      tapfm split --clini clini.csv --slide-table slide.csv --target EGFR --out split.csv
+      tapfm split slide.csv --clini clini.csv --target EGFR --out split.csv
       tapfm split cohort.csv --out clam --layout clam --folds 10
     """
     _print_split(workflow.split.run(options, stderr_console()), stdout_console())

@@ -102,7 +102,7 @@ def _read_model(model: str, target: str, rows: Sequence[CsvRow]) -> HeadlineRow:
         aucs[VALIDATION_TITLE] = _read_auc(first, "validation_")
     aucs |= {COHORT_TITLES.get(row["cohort"], row["cohort"]): _read_auc(row, "") for row in rows}
     runs = int(first.get("runs") or 1)
-    detail = [METHOD_DETAILS.get(first["method"], ""), *([f"mean of {runs} runs"] if runs > 1 else [])]
+    detail = [METHOD_DETAILS.get(first["method"], ""), *([f"{runs} runs"] if runs > 1 else [])]
     return HeadlineRow(model, target, aucs, ", ".join(filter(None, detail)), first.get("chosen") == "1")
 
 

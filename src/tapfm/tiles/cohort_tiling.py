@@ -70,9 +70,8 @@ def tile_cohort(
     mpp_option: microns per pixel of slides without a usable scale.
     """
     annotations = _find_tissue_annotations(rows, tissue, folder, only)
-    jobs = {
-        row.slide_id: _make_job(row, folder, spec, layout, annotations.get(row.slide_id), mpp_option) for row in rows
-    }
+    jobs = {row.slide_id: _make_job(row, folder, spec, layout, annotations.get(row.slide_id)) for row in rows}
+    jobs = {slide_id: replace(job, mpp_option=mpp_option) for slide_id, job in jobs.items()}
     if tissue is not None:
         console.print(
             f"Tissue annotations found for {len(annotations):,} of {len(rows):,} slides. "
@@ -136,16 +135,14 @@ def find_unrelated_tile_files(table: SlideTable[TilingRecord]) -> list[str]:
     return sorted(path.name for path in (table.folder / "patches").glob("*.h5") if path.name not in owned)
 
 
-def _make_job(
-    row: SlideRow, folder: Path, spec: TileSpec, layout: Layout, tissue_path: Path | None, mpp_option: float | None
-) -> TilingJob:
+def _make_job(row: SlideRow, folder: Path, spec: TileSpec, layout: Layout, tissue_path: Path | None) -> TilingJob:
     """Return the job of a slide. Its key covers everything that its output files depend on, except `mpp_option`."""
     try:
         files = [file_identity(file) for file in [*list_slide_files(row.path), *([tissue_path] if tissue_path else [])]]
     except OSError:
         files = []  # the job itself will fail with the reason
     key = fingerprint(TILING_VERSION, spec.to_dict(), layout, row.slide_id, row.mpp, files)
-    return TilingJob(row, spec, layout, folder, tissue_path, key, mpp_option=mpp_option)
+    return TilingJob(row, spec, layout, folder, tissue_path, key)
 
 
 def _tiles_key(job: TilingJob, mpp_source: str) -> str:
