@@ -98,9 +98,9 @@ def describe_doubtful_patients(patients: Mapping[str, str], column: str, columns
         found = f"The column '{column}' repeats the slide ids" if column else "No column of patients"
         warnings.append(
             f"{found}: every slide counts as its own patient. If a patient has several slides, they can be in training "
-            "and in test, and the test results are too good. Name the column with --patient-column NAME, or pass "
-            "--slides-are-patients if every slide is from another patient. Recognised names: "
-            f"{PATIENT_COLUMN_EXAMPLES}. Columns of the table: {list_columns(columns)}."
+            "and in test, which makes test results too good, and confidence intervals are too narrow. Name the column "
+            "with --patient-column NAME, or pass --slides-are-patients if every slide is from another patient. "
+            f"Recognised names: {PATIENT_COLUMN_EXAMPLES}. Columns of the table: {list_columns(columns)}."
         )
     kind, groups = _find_patients_in_ids(patients, has_patient_column=not own_patients)
     if groups:
