@@ -233,3 +233,10 @@ def test_unknown_ids_are_rejected_with_available_ids(slides):
 )
 def test_slide_ids_from_file_names(name, slide_id):
     assert slide_id_from_name(name) == slide_id
+
+
+@pytest.mark.parametrize("second", ["x/a.svs", "./x/a.svs", "x/../x/a.svs"])
+def test_the_same_missing_file_under_two_patients_is_rejected(slides, second):
+    text = f"slide_id,path,patient_id\na,x/a.svs,P1\nb,{second},P2\n"
+    with pytest.raises(CohortError, match=r"rows 2 and 3: .*the same file, listed under 2 patients: P1, P2"):
+        read_cohort(table(slides, text))

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import shlex
 import signal
 import sys
 import tomllib
@@ -649,3 +650,19 @@ def test_invalid_command_line_exits_with_2_and_a_message(tmp_path, tapfm, monkey
     code, printed, error = tapfm("config", *arguments)
     assert (code, printed) == (2, "")
     assert message in error
+
+
+def test_classes_of_an_unknown_target_are_rejected():
+    assert find_problems('task.labels.XX.positive=["MUT"]') == ["task.labels: 'XX' is not one of task.targets"]
+
+
+def test_command_that_creates_splits_has_the_options_of_the_table(tmp_path, tapfm):
+    table = tmp_path / "cohort.csv"
+    rows = "".join(f"s{i},P{i},{'MUT' if i % 2 else 'WT'}\n" for i in range(12))
+    table.write_text(f"slide_id,Fall,EGFR\n{rows}")
+    options = ("--positive", "EGFR=MUT", "--patient-column", "Fall")
+    _, _, notes = tapfm("config", "--cohort", table, *options, "--encoder", "tapfm-pocket")
+    (command,) = re.findall(r"To create them: tapfm (.*)", notes)
+    arguments = [tmp_path / "s.csv" if each == "split.csv" else each for each in shlex.split(command)]
+    assert tapfm(*arguments)[0] == 0
+    assert (tmp_path / "s.csv").exists()

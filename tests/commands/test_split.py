@@ -265,3 +265,12 @@ def test_force_overwrites_the_cohort_table(tmp_path):
     cohort = write_table(tmp_path / "cohort.csv")
     assert tapfm("split", cohort, "--out", cohort, "--force").returncode == 0
     assert len(read_splits(read_cohort(cohort))) == 40
+
+
+def test_folds_replace_all_columns_with_the_name_of_a_split(tmp_path):
+    header = "slide_id,path,patient_id,FGFR3,objective,set,split"
+    cohort = write_table(tmp_path / "c.csv", header=header, extra=lambda i: ",train,train" if i < 34 else ",test,test")
+    result = tapfm("split", cohort, "--out", tmp_path / "folds.csv", "--folds", 3, "--force")
+    assert result.returncode == 0, result.stderr
+    names = ["slide_id", "path", "patient_id", "FGFR3", "objective", "fold_0", "fold_1", "fold_2"]
+    assert list(read_rows(tmp_path / "folds.csv")[0]) == names

@@ -14,6 +14,7 @@ from tapfm.evaluation.predictions import (
     average_predictions,
     compute_scores,
     read_predictions,
+    read_target_kinds,
     write_predictions,
 )
 from tapfm.evaluation.predictions import (
@@ -279,3 +280,23 @@ def test_unknown_target_or_unit_is_rejected():
     assert "FGFR3" in error.value.hint
     with pytest.raises(SettingError, match="'slide' or 'patient'"):
         compute_scores([make_prediction()], target_kinds(["FGFR3"]), "biopsy")
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        {"negative": ["WT"], "positive": ["MUT"]},
+        {"negative": ["2"], "positive": ["1"]},
+        {"negative": ["0", "2"], "positive": ["1"]},
+        {"negative": ["1"], "positive": ["2"]},
+    ],
+)
+def test_tables_with_named_classes_are_read_without_the_model(tmp_path, texts):
+    kinds = target_kinds(["EGFR"], {"EGFR": texts})
+    written = [
+        Prediction(f"s{i}", f"P{i}", "test", None, {"EGFR": label}, {"EGFR": 0.5 * i}, 10)
+        for i, label in enumerate((1, 0, None))
+    ]
+    write_predictions(tmp_path / "p.csv", written, kinds)
+    assert read_predictions(tmp_path / "p.csv") == read_predictions(tmp_path / "p.csv", kinds) == written
+    assert read_target_kinds(tmp_path / "p.csv")["EGFR"].describe_label(1) == "/".join(texts["positive"])

@@ -8,7 +8,7 @@ from tapfm.cohort.cohort_table import Cohort, SlideRow
 from tapfm.cohort.table_options import DEFAULT_TABLE_OPTIONS, TableOptions
 from tapfm.errors import CohortError, InputError, LabelError
 from tapfm.tasks.catalog import class_texts, target_kinds
-from tapfm.tasks.label_columns import TargetRequest, find_target_kinds, parse_class_options
+from tapfm.tasks.label_columns import TargetRequest, find_target_kinds, needs_number_labels, parse_class_options
 from tapfm.tasks.label_columns import _find_target_candidates as find_target_candidates
 from tapfm.tasks.labels import (
     check_training_labels,
@@ -215,3 +215,26 @@ def test_targets_without_both_classes_in_training_are_rejected():
         "  always: 2 positive and 0 negative slides",
     ]
     check_training_labels(cohort, splits, {"both": labels["both"]}, target_kinds(labels))
+
+
+def test_a_named_class_is_never_missing():
+    cohort = make_cohort(HER2=["high", "none", "low", "NA"])
+    texts = {"positive": ["high"], "negative": ["low", "none"]}
+    kinds, problems = find_target_kinds(cohort, TargetRequest(("HER2",), {"HER2": texts}))
+    assert not problems
+    assert read_labels(cohort, kinds) == {"HER2": (1, 0, 0, None)}
+
+
+@pytest.mark.parametrize(
+    ("trained", "values", "expected"),
+    [
+        ({"positive": ["MUT"], "negative": ["WT"]}, ["1", "0"], True),
+        ({"positive": ["MUT"], "negative": ["WT"]}, ["MUT", "WT"], False),
+        ({"positive": ["0"], "negative": ["1"]}, ["1", "0"], False),
+        ({"positive": ["2"], "negative": ["1"]}, ["1", "1"], False),
+        ({"positive": ["2"], "negative": ["0", "1"]}, ["0", "1"], False),
+    ],
+)
+def test_texts_of_training_have_precedence_over_0_and_1(trained, values, expected):
+    (kind,) = target_kinds(["EGFR"], {"EGFR": trained}).values()
+    assert needs_number_labels(make_cohort(EGFR=values), "EGFR", kind) == expected

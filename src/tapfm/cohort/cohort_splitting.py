@@ -242,7 +242,7 @@ def _format_split_table(cohort: Cohort, splits: Mapping[str, Mapping[str, str]],
             known = [row.slide_id if path else text for row, path, text in zip(cohort.rows, paths, ids, strict=True)]
             _set_column(header, table, roles["slide_id"], known)
     if "split" not in splits:  # remove old folds, and a split that training would use instead
-        old = {*columns.folds.values(), roles.get("split")}
+        old = {*columns.folds.values(), *columns.splits}
         kept = [i for i, name in enumerate(header) if name not in old]
         header, table = [header[index] for index in kept], [[record[index] for index in kept] for record in table]
     for column, split_by_slide in splits.items():

@@ -160,7 +160,7 @@ def read_source_table(source: Path, options: TableOptions) -> TextTable:
     if options.clini is not None:
         table = join_clini(table, read_text_table(options.clini, options.encoding), options.patient_column)
     if options.clam_splits is not None:
-        table = add_clam_splits(table, options.clam_splits)
+        table = add_clam_splits(table, options.clam_splits, options.encoding)
     return table
 
 
@@ -248,7 +248,7 @@ def _find_repeated_slides(rows: Sequence[SlideRow]) -> list[TableProblem]:
             numbers = tuple(row.row for row in same)
             problems.append(TableProblem(f"duplicate slide_id '{slide_id}'", numbers, "List each slide once."))
     first = {same[0].row: same[0] for same in by_id.values()}
-    for copies, what in find_copies({number: row.path for number, row in first.items() if not row.missing}):
+    for copies, what in find_copies({number: row.path for number, row in first.items()}):
         named = ", ".join(f"{first[number].slide_id} ({first[number].path.name})" for number in copies[:3])
         patients = list(dict.fromkeys(first[number].patient_id for number in copies))
         under = f", listed under {len(patients)} patients: {', '.join(patients[:3])}" if len(patients) > 1 else ""

@@ -62,6 +62,7 @@ class TableColumns:
     by_role: Mapping[str, str]
     labels: tuple[str, ...]
     folds: Mapping[str, str]  # column by normalised name, such as fold_0
+    splits: tuple[str, ...]  # all columns with the name of a split; the first is used
     layout: str
     notes: tuple[str, ...] = ()  # choices between several columns
     problems: tuple[TableProblem, ...] = ()
@@ -112,12 +113,13 @@ def find_columns(
     folds = {fold: name for name in columns if (fold := _parse_fold_column(name))}
     if len(folds) < sum(_parse_fold_column(name) is not None for name in columns):
         problems.append(TableProblem("several columns have the same fold number", hint="Remove all but one of them."))
-    used = {*by_role.values(), *candidates["patient_id"]}
+    used = {*by_role.values(), *candidates["patient_id"], *candidates["split"]}
     normalised = {normalise_column_name(name) for name in columns}
     return TableColumns(
         by_role,
         tuple(name for name in columns if name and name not in used and _parse_fold_column(name) is None),
         folds,
+        tuple(candidates["split"]),
         next((layout for layout, required in _LAYOUTS.items() if normalised.issuperset(required)), "table"),
         tuple(notes + patient_notes),
         tuple(problems),

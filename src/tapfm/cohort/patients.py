@@ -105,6 +105,6 @@ def describe_doubtful_patients(patients: Mapping[str, str], column: str, columns
     kind, groups = _find_patients_in_ids(patients, has_patient_column=not own_patients)
     if groups:
         warnings.append(f"{_describe_shared_ids(kind, groups)} {_NOT_MERGED}")
-    elif similar := _find_similar_patients(patients.values()):
+    if similar := _find_similar_patients(patients.values()):
         warnings.append(f"{_describe_similar_patients(similar)} {_NOT_MERGED}")
     return tuple(warnings)

@@ -136,25 +136,25 @@ class _ClamSplits:
     problems: tuple[tuple[int, str], ...] = ()
 
 
-def _read_clam_splits(path: Path) -> _ClamSplits:
+def _read_clam_splits(path: Path, encoding: str | None) -> _ClamSplits:
     """Read one file of CLAM as the column `split`, or the files of a folder as `fold_0`, `fold_1`, ..."""
     files = _find_split_files(path)
     problems: list[tuple[int, str]] = []
     by_column: dict[str, dict[str, str]] = {}
     for column, file in files.items():
         splits = by_column.setdefault(column, {})
-        for split, slide_id in _read_split_file(file):
+        for split, slide_id in _read_split_file(file, encoding):
             if splits.setdefault(slide_id, split) != split:
                 problems.append((_OTHER_FILE, f"{file}: slide '{slide_id}' is in {splits[slide_id]} and in {split}"))
     return _ClamSplits(by_column, files, tuple(problems))
 
 
-def add_clam_splits(dataset: TextTable, path: Path) -> TextTable:
+def add_clam_splits(dataset: TextTable, path: Path, encoding: str | None = None) -> TextTable:
     """Add the column `split` (one file of CLAM), or `fold_0`, `fold_1`, ... (a folder), to a table of slides.
 
     Slides that are in no split have an empty cell. The ids may have the suffix of a slide in one of the two.
     """
-    splits = _read_clam_splits(path)
+    splits = _read_clam_splits(path, encoding)
     columns = find_columns(dataset.columns, [cells for _, cells in dataset.records]).by_role
     id_column = columns.get("slide_id") or columns.get("path")
     if id_column is None:
@@ -213,10 +213,10 @@ def _find_split_files(path: Path) -> dict[str, Path]:
     raise CohortError(f"{path} contains no file splits_0.csv of CLAM.", hint=_CLAM_HINT)
 
 
-def _read_split_file(path: Path) -> list[tuple[str, str]]:
+def _read_split_file(path: Path, encoding: str | None) -> list[tuple[str, str]]:
     """Return the split and the id of each slide of a file with lists of ids, or with True and False for each id."""
     try:
-        table = read_csv_rows(path, path.read_bytes(), None)
+        table = read_csv_rows(path, path.read_bytes(), encoding)
     except OSError as error:
         raise CohortError(f"{path} cannot be read ({error.strerror}).", hint=_CLAM_HINT) from error
     header = [name.lower() for name in table.rows[0][1]] if table.rows else []

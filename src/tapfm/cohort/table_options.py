@@ -24,5 +24,17 @@ class TableOptions:
     clini: Path | None = None  # STAMP's table of patients, to join with a table of slides
     clam_splits: Path | None = None  # CLAM's splits_0.csv, or the folder of splits_0.csv, splits_1.csv, ...
 
+    def command_arguments(self) -> list[str | Path]:
+        """Return these options as arguments of `tapfm split`, without those that have their default."""
+        arguments: list[str | Path] = [] if self.slides is None else ["--slides", self.slides]
+        arguments += ["--encoding", self.encoding] if self.encoding else []
+        arguments += ["--patient-column", self.patient_column] if self.patient_column else []
+        arguments += ["--slides-are-patients"] * self.slides_are_patients
+        arguments += [
+            part for text in self.missing_values if text not in MISSING_VALUES for part in ("--missing", text)
+        ]
+        arguments += [] if self.clini is None else ["--clini", self.clini]
+        return arguments if self.clam_splits is None else [*arguments, "--splits", self.clam_splits]
+
 
 DEFAULT_TABLE_OPTIONS = TableOptions()

@@ -94,6 +94,9 @@ def find_problems(config: RunConfig) -> Iterator[str]:
         yield f"augmentation.blur_radius: the minimum {low:g} is larger than the maximum {high:g}"
     if len(set(config.task.targets)) < len(config.task.targets):
         yield "task.targets: a target is listed twice"
+    for target in config.task.labels:
+        if target not in config.task.targets:
+            yield f"task.labels: '{target}' is not one of task.targets"
     try:
         Scope.parse(config.adaptation.scope)
     except InputError as error:

@@ -18,7 +18,7 @@ from tapfm.config.loading import resolve_config
 from tapfm.config.settings import RunConfig, SettingsModel
 from tapfm.encoders.catalog import find_encoder_card
 from tapfm.runtime.messages import format_command
-from tapfm.tasks.catalog import class_texts
+from tapfm.tasks.catalog import class_texts, target_arguments
 from tapfm.tasks.label_columns import TargetRequest
 from tapfm.tasks.labels import LabelledCohort, read_labelled_cohort
 
@@ -88,7 +88,11 @@ def describe_splits(labelled: LabelledCohort) -> list[str]:
     if not (any(row.split for row in cohort.rows) or folds):
         return [
             "The table has no splits yet, and training needs them. To create them: "
-            + format_command("split", cohort.table_path or "COHORT.csv", "--out", "split.csv")
+            + format_command(
+                *("split", cohort.table_path or "COHORT.csv", "--out", "split.csv"),
+                *cohort.options.command_arguments(),
+                *target_arguments(labelled.targets),
+            )
         ]
     has_column = any(row.split for row in cohort.rows)
     splits = read_splits(cohort, None if has_column else int(folds[0].removeprefix("fold_")))

@@ -39,7 +39,7 @@ _TABLE_HINT = (
     f"Use a CSV file with a row for each slide and target, and the columns {', '.join(COLUMNS)}. "
     f"Required columns: {', '.join(_REQUIRED)}."
 )
-_NUMBER_CLASSES = ("1", "1.0")  # positive class of labels 0 and 1
+_NUMBERS = (("0", "0.0"), ("1", "1.0"))  # the labels 0 and 1
 
 
 @dataclass(frozen=True)
@@ -152,10 +152,16 @@ def read_target_kinds(path: Path) -> dict[str, TargetKind]:
 def _find_target_kinds(rows: Sequence[tuple[int, Mapping[str, str]]]) -> dict[str, TargetKind]:
     """Return the kind of each target. Labels other than the positive class are the negative class."""
     names = dict.fromkeys(row["target"] for _, row in rows if row["target"])
+    with_texts = {
+        row["target"]
+        for _, row in rows
+        if (row.get("positive_class") or "1") not in _NUMBERS[1]
+        or (row["label"] or "") not in ("", *_NUMBERS[0], *_NUMBERS[1])
+    }
     texts: dict[str, dict[str, list[str]]] = {}
     for _, row in rows:
-        positive = row.get("positive_class") or ""
-        if positive and positive not in _NUMBER_CLASSES:
+        positive = row.get("positive_class") or ""  # without it, labels other than 0 and 1 are an error
+        if positive and row["target"] in with_texts:
             classes = texts.setdefault(row["target"], {"positive": [positive], "negative": []})
             label = row["label"] or ""
             if label and label != positive and label not in classes["negative"]:

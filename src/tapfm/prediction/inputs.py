@@ -25,7 +25,7 @@ from tapfm.runtime.messages import format_count
 from tapfm.runtime.workers import WorkerPool
 from tapfm.slides.scale import MPP_OPTION, SCALE_HINT
 from tapfm.tasks.binary_target import BinaryTarget
-from tapfm.tasks.label_columns import has_number_labels
+from tapfm.tasks.label_columns import needs_number_labels
 from tapfm.tasks.labels import read_labels
 from tapfm.tasks.target import Label, TargetKinds
 from tapfm.tiles.cohort_tiling import tile_cohort
@@ -108,7 +108,7 @@ def _select_split(cohort: Cohort, split: str, source: Path) -> Cohort:
 def _read_known_labels(cohort: Cohort, targets: TargetKinds) -> tuple[list[dict[str, Label]], list[str]]:
     """Return the labels of each slide by target (None if unknown), and warnings. Predictions do not depend on them."""
     known = {
-        target: BinaryTarget() if has_number_labels(cohort, target) else kind
+        target: BinaryTarget() if needs_number_labels(cohort, target, kind) else kind
         for target, kind in targets.items()
         if target in cohort.label_names
     }

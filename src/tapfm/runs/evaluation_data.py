@@ -13,7 +13,6 @@ from tapfm.cohort.splits import (
     TEST,
     TRAIN,
     VALIDATION,
-    format_names,
     parse_split,
     parse_split_option,
     read_splits,
@@ -24,6 +23,7 @@ from tapfm.errors import CohortError, InputError, RunError, TapfmError
 from tapfm.runs.cross_validation import is_cross_validation
 from tapfm.runs.data import RunSlide, StoredFeatures
 from tapfm.runs.evaluation_labels import describe_other_texts, read_evaluation_labels
+from tapfm.runs.evaluation_overlap import check_patient_overlap
 from tapfm.runs.model_folder import ModelFolder, ModelMember
 from tapfm.runtime.messages import format_command, format_count
 from tapfm.tasks.catalog import ClassTexts
@@ -67,6 +67,7 @@ class EvaluationSlides:
     features_folder: Path | None  # None: features are computed from the tiles
     table_notes: tuple[str, ...] = ()  # how the cohort table was read
     table_warnings: tuple[str, ...] = ()  # about the patients of the table
+    clini: Path | None = None  # table of patients that was joined with the cohort table
 
     def input_digests(self) -> dict[str, str]:
         """Return a digest of the inputs of each slide, by slide id.
@@ -121,7 +122,7 @@ def read_evaluation_slides(model_folder: ModelFolder, request: EvaluationRequest
         _check_any_file_exists(cohort, [slide.row for slide in chosen])
     if is_run_cohort:
         _check_slides_unchanged(model_folder, chosen)
-    notes = _check_patient_overlap(
+    notes = check_patient_overlap(
         model_folder, chosen, is_run_cohort=is_run_cohort, allow_overlap=request.allow_overlap
     )
     if is_run_cohort and (split or TEST) != TEST:
@@ -139,6 +140,7 @@ def read_evaluation_slides(model_folder: ModelFolder, request: EvaluationRequest
         features_folder,
         tuple(table_notes),
         tuple(labelled.warnings),
+        options.clini,
     )
 
 
@@ -306,37 +308,6 @@ def _describe_slide_changes(slide: RunSlide, row: Mapping[str, str], member: Mod
     if comparable and row["digest"] != slide.tiles_or_features_digest:
         changes.append("its tiles have changed" if member.adapted else "its features have changed")
     return changes
-
-
-def _check_patient_overlap(
-    model_folder: ModelFolder, slides: Sequence[RunSlide], *, is_run_cohort: bool, allow_overlap: bool
-) -> list[str]:
-    """Raise CohortError if patients of these slides were used for training or validation, unless `allow_overlap`.
-
-    In the cohort of the run, only test slides are checked. Returns notes for the report: about an allowed overlap, and
-    about exports, which have no patient ids to check.
-    """
-    seen = model_folder.find_seen_patients()
-    has_export = any(member.config is None for member in model_folder.members)
-    notes = [
-        "tapfm cannot check whether the evaluated patients were used for training: an export contains no patient ids."
-    ] * has_export
-    shared = {
-        slide.row.patient_id: seen[slide.row.patient_id]
-        for slide in slides
-        if slide.row.patient_id in seen and (not is_run_cohort or slide.split == TEST)
-    }
-    if not shared:
-        return notes
-    named = [f"{patient} ({split})" for patient, split in sorted(shared.items())]
-    if not allow_overlap:
-        raise CohortError(
-            f"{model_folder.path} was trained or validated on {format_count(len(shared), 'patient')} of this cohort: "
-            f"{format_names(named, _MAX_LISTED)}.",
-            hint="Metrics on these patients would be optimistic. If they are different people with the same ids, pass "
-            "--allow-overlap.",
-        )
-    return [*notes, f"OVERLAP allowed: {format_count(len(shared), 'patient')} also in training or validation."]
 
 
 def read_run_slides(member: ModelMember) -> list[RunSlide]:

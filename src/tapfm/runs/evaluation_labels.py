@@ -15,7 +15,7 @@ from tapfm.errors import InputError
 from tapfm.runs.data import OPTIONAL_COHORT_COLUMNS
 from tapfm.runs.model_folder import ModelFolder
 from tapfm.tasks.catalog import ClassTexts, class_texts
-from tapfm.tasks.label_columns import TargetRequest, has_number_labels
+from tapfm.tasks.label_columns import TargetRequest, needs_number_labels
 from tapfm.tasks.labels import LabelledCohort, read_labelled_cohort
 from tapfm.tasks.target import TargetKinds
 
@@ -58,7 +58,7 @@ def _choose_external_targets(cohort: Cohort, targets: TargetKinds, external_text
     for target in found:
         if target in external_texts:
             texts[target] = {name: list(each) for name, each in external_texts[target].items()}
-        elif has_number_labels(cohort, target):
+        elif needs_number_labels(cohort, target, targets[target]):
             texts.pop(target, None)
     return TargetRequest(found or tuple(targets), texts)
 

@@ -78,6 +78,11 @@ class ModelFolder:
             "labels": class_texts(self.targets),
         }
 
+    def find_seen_slides(self) -> dict[str, str]:
+        """Return the split of each slide that is in the training or validation split of any member."""
+        rows = [row for member in self.members for row in member.read_split_rows()]
+        return {row["slide_id"]: row["split"] for row in rows if row["split"] in (TRAIN, VALIDATION)}
+
     def find_seen_patients(self) -> dict[str, str]:
         """Return the split of each patient who is in the training or validation split of any member."""
         patients: dict[str, str] = {}

@@ -64,6 +64,12 @@ def fingerprint(*values: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def digest_files(*files: Path | None) -> str:
+    """Return the SHA-256 of a file, or a digest of several files; None stands for no file."""
+    existing = [file for file in files if file is not None]
+    return file_sha256(existing[0]) if len(existing) == 1 else fingerprint([file_sha256(file) for file in existing])
+
+
 def file_identity(file: Path) -> tuple[str, int, int]:
     """Return name, size and modification time of a file, to detect changes without reading it."""
     status = file.stat()

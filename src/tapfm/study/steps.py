@@ -13,7 +13,7 @@ from tapfm.config.settings import RunConfig
 from tapfm.config.study import SlidesSection, StudyConfig
 from tapfm.encoders.features import find_feature_file
 from tapfm.runs.ensemble import write_ensemble
-from tapfm.runtime.files import file_sha256
+from tapfm.runtime.files import digest_files
 from tapfm.runtime.steps import Step
 from tapfm.study.folder import StudyFolder
 from tapfm.study.runs import PlannedRun, StudyModel, list_fold_runs, list_models
@@ -142,7 +142,6 @@ class _StepBuilder:
         arguments = ["--cohort", str(slides.table), "--tiles", str(slides.tiles), *_table_options(slides)]
         arguments += ["--patient-column", slides.patient_column] if slides.patient_column else []
         arguments += ["--slides-are-patients"] * slides.slides_are_patients
-        arguments += [part for text in slides.extra_missing_values for part in ("--missing", text)]
         arguments += [] if slides.clini is None else ["--clini", str(slides.clini)]
         features = str(self.folder.features(model.encoder, "external"))
         return [*arguments, "--features", features] if model.method == "fixed" else arguments
@@ -159,7 +158,11 @@ def is_evaluated(evaluation_folder: Path, study: StudyConfig, slides: SlidesSect
         evaluation, failed = metrics["evaluation"], len(metrics["failed"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    expected = {"unit": study.unit, "resamples": study.resamples, "table_sha256": file_sha256(slides.table)}
+    expected = {
+        "unit": study.unit,
+        "resamples": study.resamples,
+        "table_sha256": digest_files(slides.table, slides.clini),
+    }
     return failed <= study.allowed_failures and all(evaluation.get(name) == value for name, value in expected.items())
 
 
@@ -197,4 +200,5 @@ def _machine_options(config: RunConfig) -> list[str]:
 def _table_options(slides: SlidesSection) -> list[str]:
     """Return the options with which `tapfm embed` and `tapfm evaluate` read the table."""
     arguments = [] if slides.slides is None else ["--slides", str(slides.slides)]
-    return arguments if slides.encoding is None else [*arguments, "--encoding", slides.encoding]
+    arguments += [] if slides.encoding is None else ["--encoding", slides.encoding]
+    return [*arguments, *(part for text in slides.extra_missing_values for part in ("--missing", text))]

@@ -31,6 +31,19 @@ def _build_binary_target(texts: Mapping[str, Sequence[str]] | None) -> BinaryTar
     return BinaryTarget(tuple(texts["negative"]), tuple(texts["positive"])) if texts else BinaryTarget()
 
 
+def target_arguments(targets: Mapping[str, TargetKind]) -> list[str]:
+    """Return targets and the texts of their classes as arguments of `tapfm split` and `tapfm config`."""
+    arguments = [part for name in targets for part in ("--target", name)]
+    for name, texts in class_texts(targets).items():
+        arguments += [
+            part
+            for each in ("positive", "negative")
+            for text in texts[each]
+            for part in (f"--{each}", f"{name}={text}")
+        ]
+    return arguments
+
+
 def class_texts(targets: Mapping[str, TargetKind]) -> dict[str, dict[str, list[str]]]:
     """Return the texts of the classes of targets whose labels are not 0 and 1, as `target_kinds` takes them."""
     return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tapfm.cohort.cohort_table import Cohort, SlideRow
@@ -93,9 +93,28 @@ def _find_target_candidates(cohort: Cohort) -> list[str]:
     return found
 
 
-def has_number_labels(cohort: Cohort, target: str) -> bool:
+def _has_number_labels(cohort: Cohort, target: str) -> bool:
     """Return whether the labels of a target are 0 and 1, or one of them."""
     return bool(values := _group_by_value(cohort, target)) and values.keys() <= _NUMBERS
+
+
+def needs_number_labels(cohort: Cohort, target: str, kind: TargetKind) -> bool:
+    """Return whether the labels of another table are 0 and 1, and none of them is a text of the classes in training."""
+    return _has_number_labels(cohort, target) and not _class_texts_of(kind) & _group_by_value(cohort, target).keys()
+
+
+def _class_texts_of(kind: TargetKind) -> frozenset[str]:
+    """Return the normalised texts of the classes; empty for the labels 0 and 1."""
+    return frozenset(normalise_label(text) for texts in kind.label_texts.values() for text in texts)
+
+
+def clean_label(cohort: Cohort, text: str, kind: TargetKind) -> str:
+    """Return the text of a label; empty if it is missing. A text that is named as a class is never missing."""
+    return "" if _is_missing(cohort, text, _class_texts_of(kind)) else text
+
+
+def _is_missing(cohort: Cohort, text: str, named: Collection[str]) -> bool:
+    return cohort.is_missing(text) and normalise_label(text) not in named
 
 
 def _describe_label_columns(cohort: Cohort, names: Iterable[str] | None = None) -> list[str]:
@@ -105,14 +124,12 @@ def _describe_label_columns(cohort: Cohort, names: Iterable[str] | None = None) 
 
 def describe_target(cohort: Cohort, target: str, kind: TargetKind) -> str:
     """Return one sentence about a target: its classes, their numbers of slides, and the missing values."""
-    labels = [
-        kind.parse_label("" if cohort.is_missing(row.labels[target]) else row.labels[target]) for row in cohort.rows
-    ]
+    labels = [kind.parse_label(clean_label(cohort, row.labels[target], kind)) for row in cohort.rows]
     counts = f"{kind.describe_counts(labels, 'slide')}"
     if texts := kind.label_texts:
         positive, negative = (", ".join(texts[name]) for name in ("positive", "negative"))
         counts = f"{labels.count(1):,} slides are {positive} (positive), {labels.count(0):,} are {negative} (negative)"
-    missing = _describe_missing(cohort, target)
+    missing = _describe_missing(cohort, target, _class_texts_of(kind))
     return f"Target {target}: {counts}{f'; {missing}' if missing else ''}."
 
 
@@ -154,7 +171,7 @@ def _example_of_classes(cohort: Cohort, names: Sequence[str]) -> str:
         values = sorted(_group_by_value(cohort, name).values(), key=len, reverse=True)
         texts = [_text(name, rows) for rows in values[:2]]
         has_few_values = 2 <= len(values) <= max(2, sum(map(len, values)) / 2)  # not a measurement or a remark
-        if has_few_values and not has_number_labels(cohort, name) and all(text == _shorten(text) for text in texts):
+        if has_few_values and not _has_number_labels(cohort, name) and all(text == _shorten(text) for text in texts):
             first, second = (format_command_option("--positive", f"{name}={text}") for text in texts)
             if len(values) == 2:
                 return f"{first} or {second}"
@@ -177,7 +194,8 @@ def _find_kind(
     cohort: Cohort, target: str, texts: Mapping[str, Sequence[str]]
 ) -> tuple[BinaryTarget, list[TableProblem]]:
     """Return the kind of one target, and a problem for each value that is not one of its labels."""
-    values = _group_by_value(cohort, target)
+    named = frozenset(normalise_label(text) for each in texts.values() for text in each)
+    values = _group_by_value(cohort, target, named)
     if not texts:
         kind = BinaryTarget()
         unusable = {value: rows for value, rows in values.items() if value not in _NUMBERS}
@@ -240,11 +258,11 @@ def _unusable_labels(
     ]
 
 
-def _group_by_value(cohort: Cohort, name: str) -> dict[str, list[SlideRow]]:
-    """Return the rows by value of a column, without missing values."""
+def _group_by_value(cohort: Cohort, name: str, named: Collection[str] = ()) -> dict[str, list[SlideRow]]:
+    """Return the rows by value of a column, without missing values. named: values that are never missing."""
     found: dict[str, list[SlideRow]] = defaultdict(list)
     for row in cohort.rows:
-        if not cohort.is_missing(row.labels[name]):
+        if not _is_missing(cohort, row.labels[name], named):
             found[normalise_label(row.labels[name])].append(row)
     return dict(sorted(found.items()))
 
@@ -271,11 +289,11 @@ def _describe_values(cohort: Cohort, name: str) -> str:
     return "; ".join(filter(None, (described, missing)))
 
 
-def _describe_missing(cohort: Cohort, name: str) -> str:
+def _describe_missing(cohort: Cohort, name: str, named: Collection[str] = ()) -> str:
     """Return how many values of a column are missing, and how the table writes them; empty if none is."""
     counts: dict[str, int] = defaultdict(int)
     for row in cohort.rows:
-        if cohort.is_missing(text := row.labels[name]):
+        if _is_missing(cohort, text := row.labels[name], named):
             counts[text or "empty"] += 1
     if not counts:
         return ""

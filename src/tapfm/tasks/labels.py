@@ -14,7 +14,7 @@ from tapfm.cohort.table_options import TableOptions
 from tapfm.cohort.table_problems import TableProblem
 from tapfm.errors import LabelError
 from tapfm.results.table import Cell, Column
-from tapfm.tasks.label_columns import TargetRequest, describe_target, find_target_kinds
+from tapfm.tasks.label_columns import TargetRequest, clean_label, describe_target, find_target_kinds
 from tapfm.tasks.target import Label, TargetKinds
 
 _MAX_CONTRADICTIONS = 5  # patients listed in a message
@@ -95,10 +95,7 @@ def read_labels(cohort: Cohort, targets: TargetKinds) -> dict[str, tuple[Label, 
     """Return the label of each row for each target. Raises LabelError for values that are not labels."""
     try:
         return {
-            target: tuple(
-                kind.parse_label("" if cohort.is_missing(row.labels[target]) else row.labels[target])
-                for row in cohort.rows
-            )
+            target: tuple(kind.parse_label(clean_label(cohort, row.labels[target], kind)) for row in cohort.rows)
             for target, kind in targets.items()
         }
     except (KeyError, ValueError) as error:

@@ -39,11 +39,13 @@ from tapfm.runs.thresholds import choose_model_thresholds
 from tapfm.runtime.csv_files import read_csv, write_csv
 from tapfm.runtime.device_memory import release_cached_memory
 from tapfm.runtime.devices import choose_device
-from tapfm.runtime.files import file_sha256
+from tapfm.runtime.files import digest_files
 from tapfm.runtime.interrupts import StopSignalHandler
 from tapfm.runtime.messages import format_command, format_count
 from tapfm.runtime.output_folder import lock_folder, remove_unfinished_files
 from tapfm.runtime.workers import choose_worker_count
+from tapfm.tasks.catalog import target_arguments, target_kinds
+from tapfm.tasks.label_columns import TargetRequest
 from tapfm.tasks.target import BASELINE
 from tapfm.workflows.evaluation_run import (
     BASELINE_PREDICTIONS_FILE,
@@ -52,7 +54,7 @@ from tapfm.workflows.evaluation_run import (
     write_description,
     write_results,
 )
-from tapfm.workflows.split import SplitOptions, split, split_warnings
+from tapfm.workflows.split import SplitOptions, create_splits, split_warnings
 
 _MAX_LISTED = 10  # slides or patients in a message
 
@@ -129,12 +131,17 @@ def _without_fold(config: RunConfig, console: Console) -> RunConfig:
     return _change_cohort(config, fold=None)
 
 
-def _with_fold_table(config: RunConfig, table: Path) -> RunConfig:
-    """Return the configuration with the table of the new folds, which tapfm wrote: in UTF-8, and already joined."""
-    return _change_cohort(config, table=table.absolute(), encoding=None, clini=None, clam_splits=None)
+def _with_fold_table(config: RunConfig, table: Path, cohort: Cohort) -> RunConfig:
+    """Return the configuration with the table of the new folds, which tapfm wrote: in UTF-8, and already joined.
+
+    cohort: that of the original table, whose column of patients may be from the joined table.
+    """
+    column = cohort.patient_column if config.cohort.patient_column else None
+    changes = {"encoding": None, "clini": None, "clam_splits": None, "patient_column": column}
+    return _change_cohort(config, table=table.absolute(), **changes)
 
 
-def _change_cohort(config: RunConfig, **changes: Path | int | None) -> RunConfig:
+def _change_cohort(config: RunConfig, **changes: Path | str | int | None) -> RunConfig:
     return config.model_copy(update={"cohort": config.cohort.model_copy(update=changes)})
 
 
@@ -144,7 +151,7 @@ def _plan_folds(config: RunConfig, count: int, files: CrossValidationFolder, con
     if fold_names(cohort):
         _check_number_of_folds(cohort, config, count)
     else:
-        table_config = _with_fold_table(config, files.table)
+        table_config = _with_fold_table(config, files.table, cohort)
         if files.is_started and files.table.is_file():
             _check_table_unchanged(cohort, config, table_config)
         else:
@@ -180,24 +187,9 @@ def _create_folds(cohort: Cohort, config: RunConfig, count: int, table: Path, co
             "its test slides and slides without a split.",
             "bold yellow",
         )
-    options = SplitOptions(
-        config.cohort.table,
-        out=table,
-        target=tuple(config.task.targets),
-        positive=_list_class_texts(config, "positive"),
-        negative=_list_class_texts(config, "negative"),
-        folds=count,
-        seed=config.seed,
-        patient_column=config.cohort.patient_column,
-        slides_are_patients=config.cohort.slides_are_patients,
-        missing=tuple(config.cohort.extra_missing_values),
-        encoding=config.cohort.encoding,
-        clini=config.cohort.clini,
-        splits=config.cohort.clam_splits,
-        slides=config.cohort.slides,
-        force=True,
-    )
-    result = split.run(options, console)
+    options = SplitOptions(config.cohort.table, out=table, folds=count, seed=config.seed, force=True)
+    request = TargetRequest(tuple(config.task.targets), config.class_texts)
+    result = create_splits(options, config.cohort.table_options, request, console)
     _print(
         console,
         f"Created {count} folds by patient with seed {config.seed}, stratified by {', '.join(config.task.targets)}: "
@@ -205,11 +197,6 @@ def _create_folds(cohort: Cohort, config: RunConfig, count: int, table: Path, co
     )
     for warning in split_warnings(result):
         _print(console, warning, "yellow")
-
-
-def _list_class_texts(config: RunConfig, name: str) -> tuple[str, ...]:
-    """Return the texts of the positive or negative classes as NAME=VALUE, as `tapfm split` takes them."""
-    return tuple(f"{target}={text}" for target, texts in config.class_texts.items() for text in texts.get(name, ()))
 
 
 def _check_table_unchanged(cohort: Cohort, config: RunConfig, table_config: RunConfig) -> None:
@@ -278,8 +265,9 @@ def _new_folds_hint(config: RunConfig, count: int) -> str:
     """Return how to create other folds, as a phrase that follows "use"."""
     table = config.cohort.table
     out = table.with_name(f"{table.stem}-{count}-folds.csv")
-    options: list[str | Path] = [option for target in config.task.targets for option in ("--target", target)]
-    options += [] if config.cohort.slides is None else ["--slides", config.cohort.slides]
+    texts = {name: each for name, each in config.class_texts.items() if "negative" in each}
+    options = [*config.cohort.table_options.command_arguments()]
+    options += target_arguments(target_kinds(config.task.targets, texts))
     command = format_command("split", table, "--out", out, "--folds", str(count), "--force", *options)
     return f"new folds (--set cohort.table={out}), created by: {command}"
 
@@ -341,7 +329,7 @@ def _evaluate_out_of_fold(
     about = dict(first.about) | {
         **model.build_identifying_metadata(),
         "table": config.cohort.table.name,
-        "table_sha256": file_sha256(config.cohort.table),
+        "table_sha256": digest_files(config.cohort.table, config.cohort.clini),
         "split": OUT_OF_FOLD,
     }
     without_label = tuple(each for result in results for each in result.evaluation.results.slides_without_label)

@@ -35,7 +35,7 @@ from tapfm.runs.evaluation_data import EvaluationRequest, EvaluationSlides, read
 from tapfm.runs.folder import format_failures
 from tapfm.runs.model_folder import ModelFolder, is_finished, open_model_folder
 from tapfm.runs.thresholds import choose_model_thresholds
-from tapfm.runtime.files import file_sha256, write_atomically
+from tapfm.runtime.files import digest_files, write_atomically
 from tapfm.runtime.interrupts import StopSignalHandler
 from tapfm.runtime.messages import format_count
 from tapfm.runtime.output_folder import check_no_other_files, lock_folder, remove_unfinished_files
@@ -128,7 +128,7 @@ def run_evaluation(
         )
         results = replace(
             results,
-            notes=(*unfinished, *data.notes, *subgroup_notes),
+            notes=(*unfinished, *data.notes, *data.table_warnings, *subgroup_notes),
             failed=failed,
             tiles_skipped=sum(len(each.tiles) for each in skipped.values()),
         )
@@ -142,7 +142,7 @@ def _describe_evaluation(model: ModelFolder, data: EvaluationSlides, settings: E
         **model.build_identifying_metadata(),
         "cohort": "own" if data.is_run_cohort else "external",
         "table": data.cohort_table.name,
-        "table_sha256": file_sha256(data.cohort_table),
+        "table_sha256": digest_files(data.cohort_table, data.clini),
         "split": data.split,
         "from": "tiles" if data.features_folder is None else "features",
         "unit": settings.unit,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -33,6 +33,8 @@ from tapfm.workflows.shared_options import (
 
 if TYPE_CHECKING:
     from tapfm.cohort.cohort_splitting import CohortSplit
+    from tapfm.cohort.table_options import TableOptions
+    from tapfm.tasks.label_columns import TargetRequest
     from tapfm.tasks.target import Label, TargetKinds
 
 _FRACTIONS = (0.8, 0.1, 0.1)
@@ -137,12 +139,16 @@ class SplitResult:
         options = self.options
         if not self.targets or options.layout != "tapfm":
             return ""
-        arguments: list[str | Path] = ["config", "--cohort", self.out, "--out", "run.toml"]
-        for name, values in (("target", self.targets), ("positive", options.positive), ("negative", options.negative)):
-            arguments += [part for value in values for part in (f"--{name}", value)]
-        arguments += [part for value in options.missing for part in ("--missing", value)]
-        arguments += ["--patient-column", self.split.cohort.patient_column] if options.patient_column else []
-        return format_command(*arguments, *["--slides-are-patients"] * options.slides_are_patients)
+        from tapfm.tasks.catalog import target_arguments
+
+        cohort = self.split.cohort
+        # the written table is joined, in UTF-8, and has paths
+        patient_column = cohort.patient_column if options.patient_column else ""
+        rest = replace(
+            cohort.options, slides=None, encoding=None, clini=None, clam_splits=None, patient_column=patient_column
+        )
+        arguments = [*target_arguments(self.targets), *rest.command_arguments()]
+        return format_command("config", "--cohort", self.out, "--out", "run.toml", *arguments)
 
     def labels_of_split(self, target: str, split_of_slide: Mapping[str, str], split: str) -> list[Label]:
         """Return the labels of the slides of a split."""
@@ -153,6 +159,13 @@ class SplitResult:
 @command_function(SplitOptions)
 def split(options: SplitOptions, console: Console) -> SplitResult:
     """Split a cohort by patient, stratified by labels and scan resolution, and write the table with its splits."""
+    return create_splits(options, read_table_options(options), read_target_request(options), console)
+
+
+def create_splits(
+    options: SplitOptions, table_options: TableOptions, request: TargetRequest, console: Console
+) -> SplitResult:
+    """Split a cohort. The table, its targets and labels are read with `table_options` and `request`."""
     from tapfm.cohort.cohort_splitting import (
         check_split_files,
         find_existing_splits,
@@ -166,7 +179,6 @@ def split(options: SplitOptions, console: Console) -> SplitResult:
     if options.layout not in LAYOUTS:
         raise UnknownNameError.with_suggestions("layout", options.layout, LAYOUTS, see=", ".join(LAYOUTS))
     check_split_files(options.table, options.out, options.layout, force=options.force)
-    table_options = read_table_options(options)
     checks = [partial(find_existing_splits, for_folds=options.folds is not None, force=options.force)]
     if options.no_stratify:
         cohort = read_cohort(options.table, table_options, checks=[find_patient_problems, *checks])
@@ -175,7 +187,7 @@ def split(options: SplitOptions, console: Console) -> SplitResult:
         labelled = read_labelled_cohort(
             options.table,
             table_options,
-            read_target_request(options),
+            request,
             checks=checks,
             no_target_hint="To split without labels: --no-stratify",
         )
