@@ -22,7 +22,7 @@ def check_patient_overlap(
     In the cohort of the run, only test slides are checked. Returns notes for the report: about an allowed overlap, and
     about exports, which have no patient ids to check.
     """
-    seen, seen_slides = model_folder.find_seen_patients(), model_folder.find_seen_slides()
+    seen = model_folder.find_seen_patients()
     has_export = any(member.config is None for member in model_folder.members)
     notes = [
         "tapfm cannot check whether the evaluated patients were used for training: an export contains no patient ids."
@@ -33,23 +33,34 @@ def check_patient_overlap(
         if slide.row.patient_id in seen and (not is_run_cohort or slide.split == TEST)
     }
     if not is_run_cohort:  # the table of another cohort may have other patient ids, or none
-        shared |= {
-            slide.row.slide_id: seen_slides[slide.row.slide_id]
-            for slide in slides
-            if slide.row.slide_id in seen_slides and slide.row.patient_id not in shared
-        }
+        notes += _describe_equal_slides(model_folder.find_seen_slides(), slides, shared)
         notes += _describe_similar_patients(seen, slides)
     if not shared:
         return notes
     named = [f"{patient} ({split})" for patient, split in sorted(shared.items())]
     if not allow_overlap:
         raise CohortError(
-            f"{model_folder.path} was trained or validated on {format_count(len(shared), 'patient')} or slides of this "
-            f"cohort: {format_names(named, _MAX_LISTED)}.",
-            hint="Metrics on them would be optimistic. If they are different patients with the same ids, pass "
+            f"{model_folder.path} was trained or validated on {format_count(len(shared), 'patient')} of this cohort: "
+            f"{format_names(named, _MAX_LISTED)}.",
+            hint="Metrics on these patients would be optimistic. If they are different people with the same ids, pass "
             "--allow-overlap.",
         )
     return [*notes, f"OVERLAP allowed: {format_count(len(shared), 'patient')} also in training or validation."]
+
+
+def _describe_equal_slides(seen: Mapping[str, str], slides: Sequence[RunSlide], shared: Mapping[str, str]) -> list[str]:
+    """Return a note if slides of other patients have the ids of training slides; `shared` are the known patients."""
+    equal = [
+        f"{slide.row.slide_id} ({seen[slide.row.slide_id]})"
+        for slide in slides
+        if slide.row.slide_id in seen and slide.row.patient_id not in shared
+    ]
+    if not equal:
+        return []
+    return [
+        f"POSSIBLE OVERLAP: {format_count(len(equal), 'slide')} with the id of a slide of training or validation, "
+        f"under other patients: {format_names(equal, _MAX_LISTED)}."
+    ]
 
 
 def _describe_similar_patients(seen: Mapping[str, str], slides: Sequence[RunSlide]) -> list[str]:

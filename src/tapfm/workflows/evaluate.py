@@ -110,7 +110,7 @@ class EvaluateOptions:
     workers: Workers = None
     allow_failures: AllowFailures = 0
     allow_overlap: Annotated[
-        bool, Option("Evaluate even if some of the evaluated patients or slides are also in training or validation.")
+        bool, Option("Evaluate even if some of the evaluated patients are also in training or validation.")
     ] = False
     resume: Annotated[
         bool, Option("Resume the evaluation in --out, or compute its metrics again from the stored predictions.")
