@@ -128,7 +128,7 @@ def test_other_measurements_continue_after_out_of_memory(workspace, monkeypatch)
 
 def test_unreadable_slide_is_printed_but_not_in_the_json(workspace_copy):
     for path in workspace_copy.glob("*.svs"):
-        path.write_bytes(b"nothing")
+        path.write_bytes(f"not the slide {path.name}".encode())
     out = workspace_copy / "bench.json"
     result = tapfm("bench", workspace_copy / "run.toml", "--quick", "--out", out)
     assert result.returncode == 0, result.output

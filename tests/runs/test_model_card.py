@@ -114,7 +114,7 @@ def test_features_of_another_tool_are_named_as_recorded(workspace_copy):
     rng = np.random.default_rng(0)
     for number in range(len(SPLITS)):  # as TRIDENT writes them
         with h5py.File(workspace_copy / "features" / f"{case_id(number)}.h5", "w") as file:
-            features = file.create_dataset("features", data=rng.normal(size=(4, 12)).astype(np.float32))
+            features = file.create_dataset("features", data=rng.normal(size=(4, 128)).astype(np.float32))
             features.attrs["encoder"] = "conch_v15"
             file.create_dataset("coords", data=POSITIONS).attrs["patch_size_level0"] = 224
     trained = run_train(workspace_copy, "--set", "adaptation.method=fixed", "--set", "aggregator.name=mean")
