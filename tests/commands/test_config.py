@@ -666,3 +666,8 @@ def test_command_that_creates_splits_has_the_options_of_the_table(tmp_path, tapf
     arguments = [tmp_path / "s.csv" if each == "split.csv" else each for each in shlex.split(command)]
     assert tapfm(*arguments)[0] == 0
     assert (tmp_path / "s.csv").exists()
+
+
+def test_a_class_with_one_text_needs_no_list():
+    config = resolve_with('task.labels.FGFR3={ positive = "MUT", negative = ["WT"] }')
+    assert config.class_texts == {"FGFR3": {"positive": ["MUT"], "negative": ["WT"]}}

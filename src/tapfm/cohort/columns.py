@@ -76,13 +76,7 @@ def find_columns(
 
     records: needed to compare several columns of patients. patient_column: used instead of the recognised one.
     """
-    candidates = {
-        role: sorted(
-            (name for name in columns if normalise_column_name(name) in names),
-            key=lambda name, names=names: names.index(normalise_column_name(name)),  # type: ignore[misc]
-        )
-        for role, names in _COLUMN_NAMES.items()
-    }
+    candidates = {role: _find_named(columns, names) for role, names in _COLUMN_NAMES.items()}
     specific = [name for name in candidates["path"] if normalise_column_name(name) not in _GENERAL_NAMES]
     if candidates["slide_id"] or specific:
         candidates["path"] = specific
@@ -125,6 +119,12 @@ def find_columns(
         tuple(problems),
         tuple(patient_problems),
     )
+
+
+def _find_named(columns: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return the columns that have one of the names, in the order of the names."""
+    found = [name for name in columns if normalise_column_name(name) in names]
+    return sorted(found, key=lambda name: names.index(normalise_column_name(name)))
 
 
 def _describe_role(role: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 from tapfm.cohort.table_options import MISSING_VALUES, TableOptions
 from tapfm.config.recipes import Method, Recipe
@@ -20,6 +20,7 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]  # at least 1
+Texts = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 BlurRadius = Annotated[float, Field(ge=0.01, le=16)]  # the limits of `tiles.augment.Augmentation`
 
 
@@ -133,8 +134,8 @@ class AggregatorSection(SettingsModel):
 class ClassesOfTarget(SettingsModel):
     """Texts of the two classes of a target in the cohort table."""
 
-    positive: list[str] = setting("texts of the positive class", min_length=1)
-    negative: list[str] = setting("texts of the negative class; empty: the only other value", default_factory=list)
+    positive: Texts = setting("texts of the positive class", min_length=1)
+    negative: Texts = setting("texts of the negative class; empty: the only other value", default_factory=list)
 
 
 class TaskSection(SettingsModel):
