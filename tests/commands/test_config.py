@@ -587,7 +587,7 @@ def test_paths_are_correct_in_a_file_in_another_folder(tmp_path, tapfm, monkeypa
     monkeypatch.chdir(tmp_path / "work")
     if linked:
         (tmp_path / "work" / "out").symlink_to(tmp_path / "far" / "away" / "runs")
-    (tmp_path / "work" / "cohort.csv").write_text("slide_id,path,A\na,a.svs,0\nb,b.svs,1\n")
+    (tmp_path / "work" / "cohort.csv").write_text("slide_id,path,A,split\na,a.svs,0,train\nb,b.svs,1,train\n")
     features = tmp_path / "features"
     code, printed, messages = tapfm(
         *(

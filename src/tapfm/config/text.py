@@ -87,7 +87,7 @@ def describe_splits(labelled: LabelledCohort) -> list[str]:
     folds = fold_names(cohort)
     if not (any(row.split for row in cohort.rows) or folds):
         return [
-            "The table has no splits yet, and training needs them. To create them: "
+            "The table has no splits yet. Only tapfm train --folds K trains without them. To create them: "
             + format_command(
                 *("split", cohort.table_path or "COHORT.csv", "--out", "split.csv"),
                 *cohort.options.command_arguments(),

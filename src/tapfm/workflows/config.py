@@ -174,11 +174,24 @@ def config(options: ConfigOptions, console: Console) -> str:
 
 
 def next_commands(file: Path) -> list[str]:
-    """Return the commands that train with this configuration: before it, those that create missing splits and tiles."""
+    """Return the commands that train with this configuration, after those that create missing tiles and features.
+
+    If the cohort table has no splits, return only the command that creates them: its table needs a new configuration.
+    """
+    from tapfm.cohort.cohort_table import read_cohort
+    from tapfm.cohort.splits import fold_names
     from tapfm.config.loading import load_config
     from tapfm.runs.data import preparation_commands
+    from tapfm.tasks.catalog import target_arguments, target_kinds
 
-    return [*preparation_commands(load_config(file)), format_command("train", file, "--out", "runs/first")]
+    config = load_config(file)
+    if config.cohort.table.exists():
+        cohort = read_cohort(config.cohort.table, config.cohort.table_options)
+        if not fold_names(cohort) and not any(row.split for row in cohort.rows):
+            arguments = target_arguments(target_kinds(config.task.targets, config.class_texts))
+            options = [*cohort.options.command_arguments(), *arguments]
+            return [format_command("split", config.cohort.table, "--out", "split.csv", *options)]
+    return [*preparation_commands(config), format_command("train", file, "--out", "runs/first")]
 
 
 def configure(*files: str | Path, **settings: Any) -> RunConfig:
