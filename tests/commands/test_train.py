@@ -233,6 +233,7 @@ def test_slides_without_tiles_are_reported_before_training(workspace_copy):
 
 def test_command_for_missing_features_names_tiles_and_slides(workspace_copy):
     slides, tiles = workspace_copy / "slides", workspace_copy / "tiles"
+    slides.mkdir()
     shutil.rmtree(workspace_copy / "features")
     settings = ["adaptation.method=fixed", f"cohort.slides={slides}", f"tiles.folder={tiles}"]
     result = run_train(workspace_copy, *(each for setting in settings for each in ("--set", setting)))
