@@ -225,7 +225,7 @@ def _print_start(model: ModelFolder, data: EvaluationSlides, warnings: Sequence[
         )
     for line in [*data.table_notes, *lines]:
         console.print(line, markup=False, soft_wrap=True)
-    for warning in [*data.table_warnings, *warnings]:
+    for warning in [*(f"WARNING: {each}" for each in data.table_warnings), *warnings]:
         console.print(warning, style="bold yellow", markup=False, soft_wrap=True)
 
 
